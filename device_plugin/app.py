@@ -237,7 +237,7 @@ class Plugin:
             await updates.begin()
             start("topology", updates.run())
             if settings.choose_chips:
-                pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.allocations)
+                pods.whole.matcher.chooser = ChipChooser(node, self.ledgers.whole)
             for device_type in self.ledgers.types.value:
                 self._offer(pods, device_type)
             for offer in pods.kept:
@@ -311,8 +311,7 @@ class Plugin:
         """Offer the vNPUs of a size."""
         offer = pods.vnpus[device_type] = pods.make_offer(device_type)
         if self._settings.choose_chips:
-            ledger = self.ledgers.serve(device_type)
-            offer.matcher.chooser = VnpuChooser(ledger.pods, ledger.allocations)
+            offer.matcher.chooser = VnpuChooser(self.ledgers.serve(device_type))
         return offer
 
     async def _offer_more(self, pods: DeviceServing, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:

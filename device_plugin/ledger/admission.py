@@ -126,9 +126,7 @@ def chips_for(
     """
     grant = grant_of(pod)
     wanted = grant.chip_set
-    if unknown := wanted & ~snapshot.all_chips:
-        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {pod.device_type.join(chip_ids(unknown))}")
-    _check_health(pod.device_type, wanted, snapshot)
+    check_usable(pod.device_type, wanted, snapshot, own=own)
     holders = dict(handed)
     for other in pods:
         if not (other.count and other.live) or other.is_mirror or other.uid == pod.uid:
@@ -139,10 +137,6 @@ def chips_for(
     for holder, chips in holders.items():
         if taken := wanted & chips:
             raise Refusal(Reason.CHIP_HELD, f"{_named(pod.device_type, taken, 'is', 'are')} held by pod {holder}")
-    if barred := wanted & snapshot.closed_to_new_pods & ~own:
-        raise Refusal(
-            Reason.CHIP_UNHEALTHY, f"{_named(pod.device_type, barred, 'has', 'have')} a fault that bars new use"
-        )
     return grant.chips
 
 
@@ -159,11 +153,26 @@ def grant_of(pod: NodePod) -> Grant:
     return pod.grant
 
 
-def _check_health(device_type: DeviceType, wanted: ChipSet, snapshot: Snapshot) -> None:
+def check_usable(device_type: DeviceType, wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
+    """Check that the node has devices, and that no fault or reset keeps a pod from them.
+
+    Args:
+        device_type: the type of the devices.
+        wanted: the devices.
+        snapshot: the node's devices.
+        own: what the pod was given already; a fault that bars new use does not bar it.
+
+    Raises:
+        Refusal: one of them can't be used.
+    """
+    if unknown := wanted & ~snapshot.all_chips:
+        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {device_type.join(chip_ids(unknown))}")
     if resetting := wanted & snapshot.recovering:
         raise Refusal(Reason.CHIP_RESETTING, f"{_named(device_type, resetting, 'is', 'are')} being reset")
     if unhealthy := wanted & ~snapshot.healthy:
         raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(device_type, unhealthy, 'is', 'are')} unhealthy")
+    if barred := wanted & snapshot.closed_to_new_pods & ~own:
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(device_type, barred, 'has', 'have')} a fault that bars new use")
 
 
 def _named(device_type: DeviceType, chips: ChipSet, singular: str, plural: str) -> str:

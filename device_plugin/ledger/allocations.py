@@ -4,7 +4,7 @@ It is about one type of devices, which are called chips here, whole or not. It e
 is rebuilt from the kubelet's ledger (pod-resources), which a pod's author can't forge, and from the pods' annotations.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ascend.chips import ChipSet, chip_set
@@ -241,13 +241,35 @@ class DeviceLedger:
 
     @property
     def used(self) -> ChipSet:
-        """The devices that pods hold; for AI cores the chips."""
-        return used_chips(self.pods, self.allocations)
+        """The devices that pods were given, or that are written on live pods; for AI cores the chips.
+
+        What a pod was given is known: whatever its author has written on it since does not count. A device is used as
+        soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's annotation is
+        written, which leaves a gap).
+        """
+        return self._taken(self.pods)
+
+    def used_by_others(self, uid: str) -> ChipSet:
+        """Return the used devices, without those that are only written on one pod."""
+        return self._taken(pod for pod in self.pods if pod.uid != uid)
 
     @property
     def running(self) -> ChipSet:
-        """The devices that pods run with, or are about to; for AI cores the chips."""
-        return running_chips(self.pods, self.allocations)
+        """The devices that pods run with, or are about to; for AI cores the chips.
+
+        A pod that is only bound has its devices written on it but does not have them yet: a fault that bars new use
+        (docs/spec/faults.md#chip-health) bars them to it.
+        """
+        return self._taken(pod for pod in self.pods if pod.past_admission or pod.claimed)
+
+    def _taken(self, pods: Iterable[NodePod]) -> ChipSet:
+        held = 0
+        for allocation in self.allocations:
+            held |= allocation.chip_set
+        for pod in pods:
+            if pod.live and pod.count and pod.uid not in self.allocations:
+                held |= pod.held
+        return held
 
     @property
     def given(self) -> ChipSet:
@@ -267,33 +289,3 @@ class DeviceLedger:
     def explains(self, key: str, ids: Iterable[int]) -> bool:
         """Return whether the device ids that the kubelet's ledger has for a pod's name are those of a known pod."""
         return any(allocation.pod == key and {*allocation.kubelet_ids}.issuperset(ids) for allocation in self.holding)
-
-
-def used_chips(pods: Iterable[NodePod], allocations: Allocations) -> ChipSet:
-    """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
-
-    What a pod was given is known: whatever its author has written on it since does not count.
-
-    A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
-    annotation is written, which leaves a gap).
-    """
-    return _taken(pods, allocations, lambda _pod: True)
-
-
-def running_chips(pods: Iterable[NodePod], allocations: Allocations) -> ChipSet:
-    """Return the chips that pods run with or are about to: given to a pod, or claimed before the ledger was rebuilt.
-
-    A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
-    (docs/spec/faults.md#chip-health) bars them to it.
-    """
-    return _taken(pods, allocations, lambda pod: pod.past_admission or pod.claimed)
-
-
-def _taken(pods: Iterable[NodePod], allocations: Allocations, counts: Callable[[NodePod], bool]) -> ChipSet:
-    held = 0
-    for allocation in allocations:
-        held |= allocation.chip_set
-    for pod in pods:
-        if pod.live and pod.count and pod.uid not in allocations and counts(pod):
-            held |= pod.held
-    return held

@@ -18,8 +18,8 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.identity import SERVER_TYPE, identify
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.allocations import Allocations, used_chips
-from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.allocations import DeviceLedger
+from device_plugin.ledger.node_pods import NodePod
 from device_plugin.ledger.substitute_ids import counted_for
 
 
@@ -40,13 +40,11 @@ class VnpuChooser:
     """Takes the kubelet's own choice of vNPUs: all of a size are alike.
 
     Args:
-        pods: the node's pods.
-        allocations: the plugin's ledger.
+        ledger: what pods have of this size.
     """
 
-    def __init__(self, pods: NodePods, allocations: Allocations) -> None:
-        self._pods = pods
-        self._allocations = allocations
+    def __init__(self, ledger: DeviceLedger) -> None:
+        self._ledger = ledger
 
     def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return the pod with the chosen vNPU as if an allocator had written it on the pod; see ``Chooser``.
@@ -54,18 +52,14 @@ class VnpuChooser:
         Raises:
             Refusal: what the kubelet has chosen is unhealthy, or held by another pod.
         """
-        known = self._allocations.get(pod.uid)
-        chips = (
-            known.chips if known is not None else chip_ids(self._free(pod, snapshot) & chip_set(wanted))[: pod.count]
-        )
+        known = self._ledger.allocations.get(pod.uid)
+        free = free_devices(pod, snapshot, self._ledger)
+        chips = known.chips if known is not None else chip_ids(free & chip_set(wanted))[: pod.count]
         if len(chips) < pod.count:
             raise Refusal(
                 Reason.NOT_ENOUGH_CHIPS, f"no {pod.device_type.name} that the kubelet has chosen is healthy and free"
             )
         return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
-
-    def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
-        return free_chips(pod, snapshot, self._pods, self._allocations)
 
 
 class ChipChooser:
@@ -76,14 +70,12 @@ class ChipChooser:
 
     Args:
         node: the Node as read at the start of the plugin; its labels name the product.
-        pods: the node's pods.
-        allocations: the plugin's ledger.
+        ledger: what pods have of the node's chips.
     """
 
-    def __init__(self, node: Node, pods: NodePods, allocations: Allocations) -> None:
+    def __init__(self, node: Node, ledger: DeviceLedger) -> None:
         self._node = node
-        self._pods = pods
-        self._allocations = allocations
+        self._ledger = ledger
         self._last: tuple[str, tuple[int, ...]] = ("", ())
         self._offered: tuple[str, ChipSet] = ("", 0)
 
@@ -100,7 +92,7 @@ class ChipChooser:
         Raises:
             Refusal: the product does not allow the number of chips, or the free ones are too few or not linked.
         """
-        known = self._allocations.get(pod.uid)
+        known = self._ledger.allocations.get(pod.uid)
         chips = known.chips if known is not None else self._choose(pod, snapshot, chip_set(wanted))
         self._last = pod.uid, chips
         return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
@@ -109,7 +101,7 @@ class ChipChooser:
         product = self._product(snapshot)
         if pod.count not in product.requests:
             raise refuse_number(product, pod.count, distributed=False)
-        free = self._free(pod, snapshot) & product.all_chips & self._known_free(pod, wanted)
+        free = free_devices(pod, snapshot, self._ledger) & product.all_chips & self._known_free(pod, wanted)
         uid, last = self._last
         # What was preferred for the pod's first container stays, unless the kubelet has chosen other chips for it.
         if uid == pod.uid and not chip_set(last) & ~free and not wanted & ~chip_set(last):
@@ -136,13 +128,9 @@ class ChipChooser:
         """Return the chips whose ids the kubelet can allocate to this pod, or counts for a pod of our ledger."""
         uid, offered = self._offered
         self._offered = pod.uid, wanted | (offered if uid == pod.uid else 0)
-        return self._offered[1] | chip_set(counted_for(self._allocations))
-
-    def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
-        return free_chips(pod, snapshot, self._pods, self._allocations)
+        return self._offered[1] | chip_set(counted_for(self._ledger.allocations))
 
 
-def free_chips(pod: NodePod, snapshot: Snapshot, pods: NodePods, allocations: Allocations) -> ChipSet:
-    """Return the chips that a pod may get: the chips that no further pod has or waits for."""
-    taken = used_chips([other for other in pods if other.uid != pod.uid], allocations)
-    return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken
+def free_devices(pod: NodePod, snapshot: Snapshot, ledger: DeviceLedger) -> ChipSet:
+    """Return the devices that a pod may get: the devices that no further pod has or waits for."""
+    return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~ledger.used_by_others(pod.uid)

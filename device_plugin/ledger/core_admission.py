@@ -8,8 +8,9 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, VnpuTemplate
+from device_plugin.device_types import WHOLE_CHIPS
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.admission import grant_of
+from device_plugin.ledger.admission import check_usable, grant_of
 from device_plugin.ledger.cores import ChipUse, CoreLedger, taken
 from device_plugin.ledger.node_pods import NodePod
 
@@ -33,10 +34,10 @@ def check_cores(
     template = TEMPLATES[pod.template] if pod.template else None
     _check_number(pod, chips, template, kind)
     wanted = chip_set(chips)
-    if unknown := wanted & ~snapshot.all_chips:
+    if unknown := wanted & ~snapshot.all_chips:  # Volcano knows this reason
         raise Refusal(Reason.NO_RESOURCE, f"this node has no {join_names(chip_ids(unknown))}")
     known = ledger.allocations.get(pod.uid)
-    _check_health(wanted, snapshot, own=known.chip_set if known is not None else 0)
+    check_usable(WHOLE_CHIPS, wanted, snapshot, own=known.chip_set if known is not None else 0)
     if held := wanted & whole:
         raise Refusal(Reason.CHIP_HELD, f"{join_names(chip_ids(held))}: a pod holds it as a whole")
     others = taken(ledger, pod)
@@ -55,16 +56,6 @@ def _check_number(pod: NodePod, chips: tuple[int, ...], template: VnpuTemplate |
             Reason.WRONG_COUNT,
             f"annotation {RESOURCE_CORES} stands for {count(cores, 'AI core')}, the pod requests {pod.count}",
         )
-
-
-def _check_health(wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
-    for chips, reason, what in (
-        (snapshot.recovering, Reason.CHIP_RESETTING, "being reset"),
-        (~snapshot.healthy, Reason.CHIP_UNHEALTHY, "unhealthy"),
-        (snapshot.closed_to_new_pods & ~own, Reason.CHIP_UNHEALTHY, "barred from new use by a fault"),
-    ):
-        if found := wanted & chips:
-            raise Refusal(reason, f"{join_names(chip_ids(found))}: {what}")
 
 
 def _check_room(chip: int, others: list[ChipUse], template: VnpuTemplate | None, kind: Divisible) -> None:

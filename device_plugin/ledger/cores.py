@@ -161,18 +161,12 @@ def taken(ledger: CoreLedger, pod: NodePod | None = None) -> dict[int, list[Chip
     return found
 
 
-def free_cores(kind: Divisible, of_chip: list[ChipUse], left: int = 0) -> int:
-    """Return the AI cores of a chip that nobody has.
-
-    Args:
-        kind: of the chip.
-        of_chip: what is taken of it.
-        left: the cores of vNPUs that could not be destroyed.
-    """
+def free_cores(kind: Divisible, of_chip: list[ChipUse]) -> int:
+    """Return the AI cores of a chip of which this much is taken."""
     if any(not use.template for use in of_chip):
         return 0
     cores = sum(TEMPLATES[use.template].cores for use in of_chip if use.template in TEMPLATES)
-    return max(kind.cores - cores - left, 0)
+    return max(kind.cores - cores, 0)
 
 
 def cores_left(ledger: CoreLedger, kind: Divisible, chip: int) -> int:

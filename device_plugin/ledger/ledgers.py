@@ -8,7 +8,7 @@ from ascend.chips import ChipSet, chip_ids
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.vnpus import SUFFIXES
-from device_plugin.device_types import CORES, DeviceType, number_of
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.ledger.node_pods import NodePods, read_pod, requested_types
@@ -39,43 +39,42 @@ class Ledgers:
         """The ledger of AI cores, by which chips are cut when pods start."""
         self._pods: dict[str, Pod] = {}  # those that request vNPUs
 
+    def _of(self, device_type: DeviceType) -> DeviceLedger | None:
+        """Return the ledger of a type; None if that has not begun."""
+        return {WHOLE_CHIPS: self.whole, CORES: self.cores}.get(device_type) or self.vnpus.get(device_type)
+
     def serve(self, device_type: DeviceType) -> DeviceLedger:
         """Return the ledger of a type; it is begun if there is none."""
-        if not device_type.suffix:
-            return self.whole
-        if (known := self.vnpus.get(device_type)) is not None:
+        if (known := self._of(device_type)) is not None:
             return known
         allocations = Allocations(self.vnpu_changes)
         ledger = self.vnpus[device_type] = DeviceLedger(
             NodePods(allocations.drop, device_type, self.vnpu_changes), allocations
         )
         for pod in self._pods.values():
-            if device_type in _requested(pod):
+            if device_type in requested_types(pod):
                 ledger.pods.on_apply(pod)
         self.types.set((*self.types.value, device_type))
         return ledger
 
     def on_apply(self, obj: Pod) -> None:
         """Take over a pod that is new or has changed."""
-        self.whole.pods.on_apply(obj)
-        if CORES in requested_types(obj):
-            self.cores.pods.on_apply(obj)
-        for device_type in (requested := _requested(obj)):
+        requested = requested_types(obj)
+        vnpus = {device_type for device_type in requested if device_type.suffix}
+        if vnpus:
             self._pods[obj.uid] = obj
-            if (ledger := self.vnpus.get(device_type)) is not None:
+        for device_type in requested | {WHOLE_CHIPS}:  # files of jobs and notes about processes are about all pods
+            if (ledger := self._of(device_type)) is not None:
                 ledger.pods.on_apply(obj)
-        for device_type in sorted(requested - self.vnpus.keys()):
+        for device_type in sorted(vnpus - self.vnpus.keys()):
             if _may_have_one(obj, device_type):
                 self.serve(device_type)
 
     def on_delete(self, obj: Pod) -> None:
         """Remove a pod."""
-        self.whole.pods.on_delete(obj)
-        if CORES in requested_types(obj):
-            self.cores.pods.on_delete(obj)
         self._pods.pop(obj.uid, None)
-        for device_type in _requested(obj):
-            if (ledger := self.vnpus.get(device_type)) is not None:
+        for device_type in requested_types(obj) | {WHOLE_CHIPS}:
+            if (ledger := self._of(device_type)) is not None:
                 ledger.pods.on_delete(obj)
 
     @property
@@ -137,11 +136,6 @@ def _on_chips(allocation: Allocation, device_type: DeviceType) -> Allocation:
         replace(part, chips=chips(part.chips), kubelet_ids=chips(part.kubelet_ids)) for part in allocation.parts
     )
     return replace(allocation, chips=chips(allocation.chips), kubelet_ids=chips(allocation.kubelet_ids), parts=parts)
-
-
-def _requested(pod: Pod) -> set[DeviceType]:
-    """Return the types of vNPUs that the containers of a pod request."""
-    return {device_type for device_type in requested_types(pod) if device_type.suffix}
 
 
 def _may_have_one(pod: Pod, device_type: DeviceType) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from ascend.chips import RESOURCE, chip_ids
 from device_plugin.app import Plugin
 from device_plugin.driver.telemetry import Reading
-from device_plugin.ledger.allocations import used_chips
 from device_plugin.reset import group_reset
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910a, ascend_910b, ascend_a3
@@ -63,7 +62,7 @@ class Server:
     async def _mark_held(self, plugin: Plugin) -> None:
         while True:
             version = plugin.allocations.changes.version
-            used = used_chips(plugin.pods, plugin.allocations)
+            used = plugin.ledgers.whole.used
             for chip in range(self.chips):
                 if self.fake.chip(chip).held != bool(used >> chip & 1):
                     self.fake.chip(chip).held = bool(used >> chip & 1)

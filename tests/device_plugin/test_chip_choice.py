@@ -17,7 +17,7 @@ from ascend.rules.families import RULES
 from ascend.slices import ContainerRequest
 from device_plugin.driver import ChipFacts, ChipType
 from device_plugin.health.levels import FaultLevel
-from device_plugin.ledger.allocations import Allocation, Allocations
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.chip_choice import ChipChooser
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from sandbox.cluster import pod_manifest
@@ -48,7 +48,9 @@ class Choice:
         if held:
             self.allocations.add(Allocation("uid-holder", "default/holder", chip_ids(held), chip_ids(held)))
         labels = {"accelerator-type": product.node_types[0]}
-        self.chooser = ChipChooser(Node(metadata=Metadata(name="n1", labels=labels)), self.pods, self.allocations)
+        self.chooser = ChipChooser(
+            Node(metadata=Metadata(name="n1", labels=labels)), DeviceLedger(self.pods, self.allocations)
+        )
 
     def choose(self, count: int, *offers: ChipSet) -> ChipSet:
         """Choose for what the kubelet can allocate, and then for what it has chosen, if it has."""
@@ -116,7 +118,7 @@ def test_a_chip_whose_id_the_kubelet_counts_for_another_pod_can_be_chosen() -> N
 async def test_chips_that_the_kubelet_counts_for_an_unknown_pod_are_not_given() -> None:
     """The pod got them from the plugin before this one, and is neither claimed nor seen admitted yet."""
     node = Admission()
-    node.matcher.chooser = ChipChooser(Node(metadata=Metadata(name="n1")), node.pods, node.allocations)
+    node.matcher.chooser = ChipChooser(Node(metadata=Metadata(name="n1")), DeviceLedger(node.pods, node.allocations))
     node.allocations.add(Allocation("uid-known", "default/known", (2, 4, 6, 7), (2, 4, 6, 7)))
     node.api = [pod("known", 4, 2, 4, 6, 7, started=True, phase="Running"), pod("asks", 2)]
     for each in node.api:

@@ -13,7 +13,7 @@ from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.allocations import Allocation, Allocations, running_chips, used_chips
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from device_plugin.metrics import Metrics
@@ -142,8 +142,8 @@ def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequen
     pods, allocations = books(
         pod("given", 1, *forged, started=True, annotations=real), pod("waits", 1, 3), given={"given": (0,)}
     )
-    assert used_chips(pods, allocations) == 0b1001
-    assert running_chips(pods, allocations) == 0b1
+    assert DeviceLedger(pods, allocations).used == 0b1001
+    assert DeviceLedger(pods, allocations).running == 0b1
     assert obstacles(snapshot(), 0b1111_0110, Ledgers(pods, allocations).held) == []
     assert obstacles(snapshot(), 0b1111, Ledgers(pods, allocations).held) == [
         "pod default/given holds Ascend910-0",
@@ -154,7 +154,7 @@ def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequen
 @pytest.mark.parametrize("annotations", [{ALLOCATED: ALL}, {REAL: ALL}, {ALLOCATED: ALL, REAL: ALL}])
 def test_a_list_of_more_chips_than_a_pod_requests_holds_none(annotations: Mapping[str, str]) -> None:
     pods, allocations = books(pod("waits", 1, annotations=annotations), given={})
-    assert used_chips(pods, allocations) == 0
+    assert DeviceLedger(pods, allocations).used == 0
     claimed = {**annotations, PREDICATE_TIME: str(CLAIMED)}
     assert read_pod(pod("runs", 2, 4, 5, annotations={REAL: ALL, PREDICATE_TIME: str(CLAIMED)}), 1).held == 0b11_0000
     assert read_pod(pod("runs", 2, annotations=claimed, started=True), 1).held == 0
@@ -167,7 +167,7 @@ def test_a_list_of_more_chips_than_a_pod_requests_holds_none(annotations: Mappin
 )
 def test_annotations_of_pods_that_can_have_no_chips_count_for_nothing(found: Pod) -> None:
     pods, allocations = books(found, given={})
-    assert used_chips(pods, allocations) == 0
+    assert DeviceLedger(pods, allocations).used == 0
     assert obstacles(snapshot(), 0xFF, Ledgers(pods, allocations).held) == []
 
 

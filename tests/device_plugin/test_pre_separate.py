@@ -14,7 +14,7 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.moment import present_moment
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.allocations import Allocation, Allocations, running_chips, used_chips
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -113,8 +113,10 @@ def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
     pods.on_apply(pod("claimed", 1, 3, time=CLAIMED, annotations={REAL: "Ascend910-3"}))
     pods.on_apply(pod("forged", 1, 4, time=1, annotations={REAL: "Ascend910-4"}))
     allocations.add(Allocation("uid-handed", "default/handed", (5,), (6,)))
-    assert used_chips(pods, allocations) == 0b011_1101  # not chip 6, whose id another plugin's pod has at the kubelet
-    assert running_chips(pods, allocations) == 0b010_1100
+    assert (
+        DeviceLedger(pods, allocations).used == 0b011_1101
+    )  # not chip 6, whose id another plugin's pod has at the kubelet
+    assert DeviceLedger(pods, allocations).running == 0b010_1100
 
 
 async def test_a_fault_that_bars_new_use_does_not_stop_a_partly_admitted_pod(folder: Path) -> None:
