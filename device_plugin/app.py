@@ -30,8 +30,8 @@ from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
-from device_plugin.driver.dcmi.port_counters import PortCounters
-from device_plugin.hang.detector import HangDetector
+from device_plugin.driver.dcmi.port_tool import PortCounters
+from device_plugin.hang import HangDetector
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.moment import RunningTime
@@ -50,21 +50,20 @@ from device_plugin.pods.cdi_file import ContainerInjector
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
 from device_plugin.pods.topology import TopologyFile, TopologyUpdates
-from device_plugin.processes.watch import ProcessWatch
+from device_plugin.processes import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealthWriter
-from device_plugin.publish.node_object import NodeInfo, NodeWriter, node_announcer
+from device_plugin.publish.node_object import NodeInfo, NodeWriter, ShownChips, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readiness import Readiness
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
-from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
-from device_plugin.publish.shown_chips import ShownChips
+from device_plugin.publish.rights import RefusedRights
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.steps import ResetOptions
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.sockets import new_instance
+from device_plugin.serving.plugin_socket import new_instance
 from device_plugin.serving.succession import Succession, kubelet_version
 from device_plugin.serving.withdrawal import Withdrawal
 from device_plugin.settings import Settings

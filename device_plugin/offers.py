@@ -14,14 +14,12 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Pod
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
-from device_plugin.driver import ChipFacts
-from device_plugin.driver.dividing import DividingDriver
+from device_plugin.driver import ChipFacts, DividingDriver
 from device_plugin.health.offers import OfferedDevices
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.ledger.allocations import Allocation, DeviceLedger
-from device_plugin.ledger.core_offers import offered_cores
-from device_plugin.ledger.cores import kind_of
+from device_plugin.ledger.cores import kind_of, offered_cores
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
@@ -33,8 +31,7 @@ from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.devices import ChipDevices, Devices, Inject
-from device_plugin.pods.fault_notices import FaultNotices
-from device_plugin.pods.pod_notices import PodNotices
+from device_plugin.pods.notices import FaultNotices, PodNotices
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.node_object import node_announcer
 from device_plugin.publish.order import CoreOrder, PublishingOrder

@@ -17,7 +17,7 @@ from device_plugin.chips.health_monitor import Announce, HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.device_types import DeviceType
-from device_plugin.hang.detector import HangDetector
+from device_plugin.hang import HangDetector
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.offers import CoreOffer, DeviceService
@@ -25,8 +25,8 @@ from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter
-from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
+from device_plugin.publish.rights import RefusedRights
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.succession import Succession
 from device_plugin.telemetry.meter import Meter

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Protocol
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, ProgramSettings, checked_address
 from ascend.errors import InvalidValue
-from device_plugin.driver.dividing import DividingDriver
-from device_plugin.driver.fabric_switches import SwitchDriver
+from device_plugin.chips.switch_monitor import SwitchDriver
+from device_plugin.driver import DividingDriver
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
@@ -76,8 +76,7 @@ class DriverSettings(ProgramSettings):
         if self.driver == "simulated":
             return SimulatedDriver(self.simulated_state, self.simulated_cuts)
         from device_plugin.driver.dcmi import DcmiDriver
-        from device_plugin.driver.dcmi.link import LinkTool
-        from device_plugin.driver.dcmi.port_counters import PortCounters
+        from device_plugin.driver.dcmi.port_tool import LinkTool, PortCounters
 
         return DcmiDriver(
             self.dcmi_library,

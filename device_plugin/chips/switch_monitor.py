@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -18,7 +18,6 @@ from ascend.errors import DriverError
 from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault, SwitchReport
 from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.driver.fabric_switches import SwitchDriver
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.health.switch_faults import SwitchLevel, assess
@@ -40,6 +39,31 @@ _RECOVERED = 0
 _R = TypeVar("_R")
 
 _Key = tuple[str, int, int, int, int]
+
+
+class SwitchDriver(Protocol):
+    """Reads the switches; all calls are made in one thread, except those of the subscription's receiver."""
+
+    def open(self) -> None:
+        """Make the switches readable.
+
+        Raises:
+            DriverError: they can't be read; its reason is ``LibraryNotFound`` if this server has no library for that.
+        """
+
+    def read(self) -> tuple[SwitchFault, ...]:
+        """Return the present faults.
+
+        Raises:
+            DriverError: they can't be read.
+        """
+
+    def subscribe(self, on_event: Callable[[SwitchFault], None]) -> None:
+        """Announce faults that occur or end from now on, from any thread.
+
+        Raises:
+            DriverError: this driver announces none, or refuses to.
+        """
 
 
 class SwitchMonitor:

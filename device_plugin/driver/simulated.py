@@ -41,12 +41,12 @@ from device_plugin.driver import (
     ChipFacts,
     ChipState,
     ChipType,
+    Division,
     FaultEvent,
     Inventory,
     VirtualNpu,
 )
-from device_plugin.driver.dividing import Division
-from device_plugin.driver.reset_groups import reset_group
+from device_plugin.driver.resetting import reset_group
 from device_plugin.driver.simulated_cuts import CutFile, SimulatedCuts, free_of
 from device_plugin.driver.simulated_events import CodeHistory, Codes, SimulatedEvents, announce
 from device_plugin.driver.simulated_resets import FaultyChip, SimulatedReset, SimulatedResets, partners

@@ -7,8 +7,10 @@ The kubelet adds a pod to that list right before it admits it, one at a time
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Self
 from urllib.parse import urljoin
@@ -21,7 +23,6 @@ from ascend.addresses import join_address
 from ascend.errors import TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.kubelet.identity import REFUSALS, KubeletIdentity, Proof, Unverified
-from device_plugin.kubelet.registrations import Registrations, parse_registrations
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,6 +41,38 @@ def pods_url(host: str) -> str:
 
 class _PodList(msgspec.Struct):
     items: list[Pod] | None = None
+
+
+_STARTED = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Registrations:
+    """The registrations of a resource that a kubelet process has received, accepted or not.
+
+    Attributes:
+        total: their number.
+        started_s: when the process was started; two readings may differ by a second.
+    """
+
+    total: int
+    started_s: float
+
+
+def parse_registrations(page: str, resource: str) -> Registrations:
+    """Read those of a resource from a page of metrics.
+
+    Raises:
+        Unreachable: it is not the page of a kubelet.
+    """
+    counter = rf'^kubelet_device_plugin_registration_total\{{resource_name="{re.escape(resource)}"\}} (\S+)'
+    total, started = re.search(counter, page, re.MULTILINE), _STARTED.search(page)
+    try:
+        if started is not None:
+            return Registrations(0 if total is None else int(float(total[1])), float(started[1]))
+    except (ValueError, OverflowError) as error:
+        raise Unreachable(f"the kubelet's metrics: {error}") from error
+    raise Unreachable("the kubelet's metrics have no process_start_time_seconds")
 
 
 class KubeletPods:

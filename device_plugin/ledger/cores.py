@@ -2,10 +2,15 @@
 
 The kubelet counts AI cores; what a pod has are chips or a vNPU. So in these allocations the chips are those that
 pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
+
+The kubelet is offered a list of numbers, of which as many are healthy as pods can use. A core of an unhealthy chip that
+nobody has is unhealthy, and so is one of a vNPU that could not be destroyed. They are shown under numbers that no pod
+has in the kubelet's ledger: a pod whose own number became unhealthy would look faulty, and the Node would be short of a
+core that is free (docs/spec/vnpu.md#dynamic-vnpus-in-allocate).
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ascend.chips import ChipSet, chip_ids, chip_set
@@ -13,7 +18,8 @@ from ascend.daemon.observable import Observable
 from ascend.templates import TEMPLATES, Divisible, divisible
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES
-from device_plugin.driver import Inventory, VirtualNpu
+from device_plugin.driver import NO_CARD, ChipFacts, Inventory, VirtualNpu
+from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart, DeviceLedger
 from device_plugin.ledger.node_pods import NodePod, NodePods
 
@@ -173,3 +179,39 @@ def cores_left(ledger: CoreLedger, kind: Divisible, chip: int) -> int:
     """Return the AI cores of a chip that vNPUs have which could not be destroyed."""
     own = [vnpu for (phy_id, _), vnpu in ledger.left.items() if phy_id == chip]
     return sum(TEMPLATES[vnpu.template].cores if vnpu.template in TEMPLATES else kind.cores for vnpu in own)
+
+
+def offered_cores(snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet) -> Snapshot:
+    """Return the AI cores in the form of a snapshot, whose chips they are.
+
+    Args:
+        snapshot: the node's chips.
+        kind: of its chips.
+        ledger: of AI cores.
+        whole: chips that pods hold which do not request AI cores.
+    """
+    have = taken(ledger)
+    closed = ~snapshot.healthy | snapshot.closed_to_new_pods | whole
+    barred: list[int] = []
+    spare: list[int] = []
+    ids = ledger.kubelet_ids | {number for allocation in ledger.holding for number in allocation.kubelet_ids}
+    lacking = 0
+    for index, chip in enumerate(snapshot.chips):
+        own = [number for number in range(index * kind.cores, (index + 1) * kind.cores) if number not in ids]
+        of_chip, left = have.get(chip.chip_id, []), cores_left(ledger, kind, chip.chip_id)
+        free = free_cores(kind, of_chip)
+        lost = free if closed >> chip.chip_id & 1 else min(free, left)
+        barred += own[len(own) - min(lost, len(own)) :]
+        spare += own[: len(own) - min(lost, len(own))]
+        lacking += max(lost - len(own), 0)
+    unhealthy = {*barred, *(spare[len(spare) - lacking :] if lacking else ())}
+    numa_nodes = {chip.facts.numa_node for chip in snapshot.chips}
+    numa_node = numa_nodes.pop() if len(numa_nodes) == 1 else None
+    cores = tuple(
+        Chip(
+            ChipFacts(number, NO_CARD, NO_CARD, NO_CARD, numa_node=numa_node),
+            reason="Fault" if number in unhealthy else "",
+        )
+        for number in range(len(snapshot.chips) * kind.cores)
+    )
+    return Snapshot(replace(snapshot.server, chips=()), cores, running=chip_set(ids))

@@ -19,7 +19,7 @@ from device_plugin.ledger.cores import CoreLedger, core_allocation
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.devices import Held
-from device_plugin.pods.pod_notices import MISMATCH, WITHOUT, PodNotices
+from device_plugin.pods.notices import MISMATCH, WITHOUT, PodNotices
 
 
 class CoreAdoption:

@@ -26,7 +26,7 @@ from device_plugin.pods.core_adoption import CoreAdoption
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.devices import Answer, Inject, Preference
-from device_plugin.pods.pod_notices import PodNotices
+from device_plugin.pods.notices import PodNotices
 
 NODE_S: Final = 0.05
 """How often it is looked for the device node of a vNPU that was just created."""

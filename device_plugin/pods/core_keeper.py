@@ -18,11 +18,10 @@ from ascend.chips import chip_name
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import DriverError
 from ascend.rate_limiters import Backoff, ItemBackoff, loop_time_s
-from device_plugin.driver import VirtualNpu
-from device_plugin.driver.dividing import Division
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.pods.cut_vnpus import CALL_S, CutVnpus
-from device_plugin.pods.pod_notices import WITHOUT, PodNotices
+from device_plugin.pods.notices import WITHOUT, PodNotices
 from device_plugin.pods.reconciler import RETRY_S
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

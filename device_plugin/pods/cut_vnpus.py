@@ -10,8 +10,7 @@ import structlog
 from ascend.chips import chip_name
 from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
-from device_plugin.driver import VirtualNpu
-from device_plugin.driver.dividing import Division
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.pods.cutter import Cutter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

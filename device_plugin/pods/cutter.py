@@ -13,8 +13,7 @@ import structlog
 from ascend.chips import chip_name
 from ascend.errors import DriverError
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.driver import ChipFacts, VirtualNpu
-from device_plugin.driver.dividing import DividingDriver, Division
+from device_plugin.driver import ChipFacts, DividingDriver, Division, VirtualNpu
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

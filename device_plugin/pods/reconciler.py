@@ -24,7 +24,7 @@ from device_plugin.ledger.pod_annotations import grant_text
 from device_plugin.metrics import Metrics
 from device_plugin.pods.annotation_repairs import AnnotationRepairs, WritesClaim, has_claim
 from device_plugin.pods.devices import Devices
-from device_plugin.pods.pod_notices import MISMATCH, WITHOUT, PodNotices
+from device_plugin.pods.notices import MISMATCH, WITHOUT, PodNotices
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -18,8 +18,8 @@ from ascend.annotations import (
     SUPER_POD_ID,
     write_base_device_infos,
 )
-from ascend.chips import chip_ids
-from ascend.daemon.observable import Observable
+from ascend.chips import chip_ids, join_names
+from ascend.daemon.observable import Observable, wait_until
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
@@ -31,6 +31,7 @@ from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPE
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from device_plugin.driver import Inventory
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.publish.order import PublishingOrder
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -248,3 +249,41 @@ class NodeWriter:
             self._written = (annotations, labels)
             self._uid, self._version, self.problem = node.uid, node.metadata.resource_version, None
             self.annotations.set(annotations)
+
+
+SHOWN_LIMIT_S = 60.0
+"""After this time the chips count as shown: something else may keep the number on the Node low."""
+
+
+class ShownChips:
+    """Finds out when the Node shows chips that became healthy, so that the report may list them as free.
+
+    The kubelet updates its Node every ten seconds by default (``nodeStatusUpdateFrequency``). Until then Volcano calls
+    a node "not stable" that reports more chips, and kube-scheduler does not know of the chips
+    (docs/spec/node-report.md#stable-device-count).
+
+    Args:
+        node: the Node as last seen.
+        order: has the chips, and is told which are shown.
+        limit_s: the longest time that chips are waited for, in seconds.
+    """
+
+    def __init__(self, node: Observable[OwnNode], order: PublishingOrder, *, limit_s: float = SHOWN_LIMIT_S) -> None:
+        self._node = node
+        self._order = order
+        self._limit_s = limit_s
+
+    async def run(self) -> None:
+        """Compare until cancelled."""
+        order = self._order
+        while True:
+            await wait_until(lambda: order.unshown.value != 0, (order.unshown,))
+            sources = (order.unshown, order.advertised, self._node)
+            if not await wait_until(lambda: not order.unshown.value or self._shows_all(), sources, self._limit_s):
+                names = join_names(chip_ids(order.unshown.value))
+                log.warning("the Node does not show chips that are healthy", chips=names)
+            order.shown(order.advertised.value)
+
+    def _shows_all(self) -> bool:
+        """Whether the Node has at least as many allocatable chips as the kubelet was sent healthy ones."""
+        return (self._node.value.allocatable_chips or 0) >= self._order.advertised.value.bit_count()

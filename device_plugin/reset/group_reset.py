@@ -10,7 +10,6 @@ its chip, which ends the attempt, or is refused (docs/hot-reset.md#steps).
 from collections.abc import Mapping, Sequence
 
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
-from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.steps import (
     BOOT_LIMIT_S,
     CALL_LIMIT_S,
@@ -26,6 +25,7 @@ from device_plugin.reset.steps import (
     VERIFY_LIMIT_S,
     Announce,
     Command,
+    ResetBudget,
     ResetPhase,
     View,
 )

@@ -12,18 +12,26 @@ from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import AscendError
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.driver.reset_groups import one_by_one, reset_groups
-from device_plugin.driver.resetting import ResettingDriver
+from device_plugin.driver.resetting import ResettingDriver, one_by_one, reset_groups
 from device_plugin.health.moment import Moment, present_moment
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
-from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
 from device_plugin.reset.reset_info import EarlierResets, read_resets, write_resets
-from device_plugin.reset.rules import lasting, members, obstacles, wanting
-from device_plugin.reset.steps import Announce, Command, ResetOptions, ResetPhase, View
+from device_plugin.reset.steps import (
+    Announce,
+    Command,
+    ResetBudget,
+    ResetOptions,
+    ResetPhase,
+    View,
+    lasting,
+    members,
+    obstacles,
+    wanting,
+)
 from device_plugin.reset.users import Users
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -1,11 +1,15 @@
-"""The values of a group's reset: phase, next command, view and time limits."""
+"""The values and rules of a group's reset: phase, next command, limits, and what speaks for and against it. No I/O."""
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_ids, chip_set, join_names
+from ascend.rate_limiters import doubled_s
+from device_plugin.health.levels import FaultLevel
+from device_plugin.health.snapshot import Chip, Snapshot
 
 SETTLE_S = 5.0
 """How long the kubelet must have had the list without the chips: longer than an Allocate can take."""
@@ -100,3 +104,107 @@ class View:
 
 Announce = Callable[[str, str, bool], None]
 """Receives a reason (CamelCase), a sentence, and whether it is a warning."""
+
+
+RESTARTING = frozenset(
+    {FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS, FaultLevel.FREE_RESTART, FaultLevel.RESTART}
+)
+"""Levels of faults that a reset is expected to end (docs/spec/faults.md#hot-reset)."""
+
+SEPARATING = frozenset({FaultLevel.SEPARATE, FaultLevel.MANUALLY_SEPARATE})
+"""Levels of faults for which people have to reset or replace the chip."""
+
+
+def wanting(snapshot: Snapshot, group: ChipSet) -> dict[int, str]:
+    """Return the chips of a group that a reset is for, with their faults for people."""
+    return {chip.chip_id: _faults(chip) for chip in members(snapshot, group) if chip.level in RESTARTING}
+
+
+def lasting(snapshot: Snapshot) -> ChipSet:
+    """Return the chips with faults that no reset by this program ends."""
+    return chip_set(chip.chip_id for chip in snapshot.chips if chip.level in SEPARATING)
+
+
+def members(snapshot: Snapshot, group: ChipSet) -> Iterator[Chip]:
+    """Return the chips of a group."""
+    return (chip for chip in snapshot.chips if group >> chip.chip_id & 1)
+
+
+def obstacles(snapshot: Snapshot, group: ChipSet, held: Mapping[str, ChipSet]) -> list[str]:
+    """Return why a group can't be reset now, as sentences: as far as this program knows by itself.
+
+    A pod that is bound with a chip of the group holds it, although its containers do not run yet. Once it was given its
+    chips, what is written on it does not count.
+
+    Args:
+        snapshot: the node's chips.
+        group: the chips that are reset together.
+        held: the chips of each pod, by any of the ledgers, and by ``namespace/name``.
+    """
+    sentences = [f"pod {key} holds {join_names(chip_ids(of & group))}" for key, of in held.items() if of & group]
+    if (
+        cut := (snapshot.cut | snapshot.divided | chip_set(chip.phy_id for chip in snapshot.server.chips if chip.vnpus))
+        & group
+    ):
+        sentences.append(f"{join_names(chip_ids(cut))} is cut into virtual chips")
+    if gone := group & ~chip_set(chip.phy_id for chip in snapshot.server.chips if chip.is_listed):
+        sentences.append(f"the driver does not list {join_names(chip_ids(gone))}")
+    return sentences
+
+
+def _faults(chip: Chip) -> str:
+    return ", ".join(f"{fault.name} ({fault.level.wire})" for fault in chip.faults if fault.level in RESTARTING)
+
+
+HOUR_S = 3600.0
+FIRST_S = 60.0
+"""The wait after the first failure."""
+
+
+class ResetBudget:
+    """The resets of one group.
+
+    Args:
+        per_hour: how many resets there may be within an hour.
+        earlier: when it was reset before, as seconds of the clock that the methods are called with.
+    """
+
+    def __init__(self, per_hour: int, earlier: Iterable[float] = ()) -> None:
+        self._per_hour = per_hour
+        self._resets = sorted(earlier)
+        self._failures = 0
+        self._failed_s = -math.inf
+
+    @property
+    def resets(self) -> tuple[float, ...]:
+        """When it was reset within the last hour, as far as that matters."""
+        return tuple(self._resets)
+
+    def spend(self, now_s: float) -> None:
+        """Count a reset."""
+        self._resets = [reset for reset in self._resets if reset > now_s - HOUR_S]
+        self._resets.append(now_s)
+
+    def give_back(self) -> None:
+        """Forget the last reset that was counted: the driver was not called for it."""
+        self._resets.pop()
+
+    def on_failure(self, now_s: float) -> None:
+        """Count a failure: the last reset did not end the fault."""
+        self._failures, self._failed_s = self._failures + 1, now_s
+
+    def on_success(self) -> None:
+        """Forget the failures."""
+        self._failures = 0
+
+    def is_spent(self, now_s: float) -> bool:
+        """Return whether the limit is reached."""
+        return sum(reset > now_s - HOUR_S for reset in self._resets) >= self._per_hour
+
+    def due_s(self, now_s: float) -> float:
+        """Return when the next reset may be, at the earliest now."""
+        due_s = max(now_s, self._failed_s + doubled_s(FIRST_S, self._failures, HOUR_S))
+        if self.is_spent(now_s):
+            recent = [reset for reset in self._resets if reset > now_s - HOUR_S]
+            due_s = max(due_s, recent[-self._per_hour] + HOUR_S)
+        return due_s

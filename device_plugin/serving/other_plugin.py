@@ -18,7 +18,7 @@ import structlog
 
 from ascend.vnpus import suffix_of
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
-from device_plugin.serving.sockets import list_names
+from device_plugin.serving.plugin_socket import list_names
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

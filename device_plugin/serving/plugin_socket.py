@@ -1,7 +1,8 @@
-"""Serves the device-plugin service on a socket in the kubelet's folder, and registers that socket with the kubelet."""
+"""The sockets in the kubelet's device-plugin folder: their names, the service on them, and its registration."""
 
 import contextlib
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,6 @@ from ascend.daemon.grpc_start import require_descriptors, start_server
 from ascend.errors import Unreachable
 from device_plugin.kubelet.channel import open_channel
 from device_plugin.pods.admission_matcher import CAP_S
-from device_plugin.serving.sockets import KUBELET_SOCKET
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -82,3 +82,48 @@ def _why_not(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+KUBELET_SOCKET = "kubelet.sock"
+PREFIX = "ascend910-"
+"""Begins the names of this plugin's sockets."""
+
+
+def is_own(socket: str) -> bool:
+    """Return whether a socket of this name is one of this plugin, or the kubelet's."""
+    return socket == KUBELET_SOCKET or socket.startswith(PREFIX)
+
+
+def new_instance() -> str:
+    """Return a name for the sockets of this process."""
+    # Not the process id: that of every container is 1, and two instances may serve at the same time.
+    return secrets.token_hex(4)
+
+
+def socket_name(instance: str, suffix: str, generation: int) -> str:
+    """The name of a socket: each instance of the plugin has one for each type of devices, with a new name each time.
+
+    Args:
+        instance: distinguishes the instances.
+        suffix: the size of the vNPUs that are served; empty for chips and AI cores.
+        generation: the number of the registration.
+    """
+    return PREFIX + "-".join(filter(None, (instance, suffix, f"{generation}.sock")))
+
+
+def read_socket_name(name: str) -> tuple[str, str]:
+    """The instance and the suffix in the name of one of this plugin's sockets."""
+    instance, *suffix, _ = name.removeprefix(PREFIX).split("-")
+    return instance, "-".join(suffix)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder; none if there is no such folder.
+
+    Raises:
+        OSError: it can't be read, so nothing is known of its files.
+    """
+    try:
+        return [path.name for path in folder.iterdir()]  # glob hides errors from Python 3.13 on
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -32,9 +32,16 @@ from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.serving.folder_watch import watch_folder
-from device_plugin.serving.plugin_socket import register, served
+from device_plugin.serving.plugin_socket import (
+    KUBELET_SOCKET,
+    PREFIX,
+    list_names,
+    new_instance,
+    register,
+    served,
+    socket_name,
+)
 from device_plugin.serving.servicer import DevicePluginServicer
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, list_names, new_instance, socket_name
 from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
 

@@ -21,9 +21,9 @@ import structlog
 from ascend.errors import Unreachable
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.pod_resources import count_healthy
-from device_plugin.kubelet.registrations import Registrations
+from device_plugin.kubelet.pods_api import Registrations
 from device_plugin.serving.other_plugin import EVENT, OtherPlugin, accepts_connections, served_on
-from device_plugin.serving.sockets import is_own, list_names
+from device_plugin.serving.plugin_socket import is_own, list_names
 from device_plugin.serving.watched_plugins import WatchedPlugins
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

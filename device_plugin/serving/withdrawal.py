@@ -18,9 +18,8 @@ from ascend.errors import Unreachable
 from device_plugin.device_types import DeviceType, type_of
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.publish.node_object import OwnNode
-from device_plugin.serving.plugin_socket import register, served
+from device_plugin.serving.plugin_socket import register, served, socket_name
 from device_plugin.serving.servicer import NoDevicesServicer
-from device_plugin.serving.sockets import socket_name
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

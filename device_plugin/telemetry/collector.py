@@ -10,8 +10,7 @@ from prometheus_client.registry import Collector
 from device_plugin.driver import ChipState
 from device_plugin.driver.telemetry import Label, Quantity
 from device_plugin.ledger.allocations import Allocation
-from device_plugin.telemetry.measured_chip import MeasuredChip
-from device_plugin.telemetry.meter import Meter
+from device_plugin.telemetry.meter import MeasuredChip, Meter
 
 SEVERAL: Final = "not_displayed_for_multi_pod"
 

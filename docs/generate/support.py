@@ -18,7 +18,7 @@ from ascend.rules.identity import CHIP_OF_SERVER_TYPE
 from ascend.templates import divisible_types
 from device_plugin.chips.switch_monitor import CHIP_TYPE as SWITCHED
 from device_plugin.driver import ChipFacts, ChipType, Inventory
-from device_plugin.driver.reset_groups import one_by_one, reset_groups
+from device_plugin.driver.resetting import one_by_one, reset_groups
 from device_plugin.driver.simulated_resets import partners
 from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
 from npuctl.selftest.node import Selftest

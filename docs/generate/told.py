@@ -11,7 +11,7 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.moment import Moment
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.pods.fault_notices import faults_to_tell
+from device_plugin.pods.notices import faults_to_tell
 from device_plugin.publish.node_conditions import CHIPS, PORTS, TaintRule, node_conditions
 from device_plugin.publish.report import make_report
 from device_plugin.serving.servicer import device_list

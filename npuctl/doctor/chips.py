@@ -12,14 +12,12 @@ from ascend.grammar import count
 from device_plugin.driver import Driver
 from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
-from device_plugin.driver.reset_groups import reset_groups
-from device_plugin.driver.resetting import ResettingDriver
+from device_plugin.driver.resetting import ResettingDriver, reset_groups
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.inventory import CHIP_S, DISCOVER_S, Scan, scan
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, Injection, detect
-from device_plugin.reset.rules import lasting, obstacles, wanting
-from device_plugin.reset.steps import UNKNOWN_USERS
+from device_plugin.reset.steps import UNKNOWN_USERS, lasting, obstacles, wanting
 from device_plugin.reset.users import Users
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning

@@ -19,7 +19,7 @@ from device_plugin.kubelet.channel import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import count_holders
 from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.other_plugin import SOCKET, accepts_connections
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, read_socket_name
+from device_plugin.serving.plugin_socket import KUBELET_SOCKET, PREFIX, read_socket_name
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb

@@ -15,9 +15,7 @@ from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
-from device_plugin.processes.accounting import is_nobodys
-from device_plugin.processes.owners import UNKNOWN
-from device_plugin.processes.watch import read_owners
+from device_plugin.processes import UNKNOWN, is_nobodys, read_owners
 from device_plugin.reset.users import Users
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Finding, ok, warning

@@ -27,8 +27,7 @@ from ascend.observe.logs import configure_logs
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.dcmi.driver import DcmiDriver
-from device_plugin.driver.dcmi.link import LinkTool
-from device_plugin.driver.dcmi.port_counters import PortCounters
+from device_plugin.driver.dcmi.port_tool import LinkTool, PortCounters
 from device_plugin.driver.dcmi.recording import Call, RecordingCalls, RecordingLingqu
 from device_plugin.driver.telemetry import Label, Reading, plausible
 from device_plugin.inventory import Scan, ScanEntry, scan, scan_entry

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device_plugin.processes.owners import owner_of
+from device_plugin.processes import owner_of
 from tests.cluster.images import BUSYBOX_IMAGE
 from tests.conformance.node import PATIENCE_S, PluginNode
 

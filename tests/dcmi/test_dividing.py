@@ -6,9 +6,8 @@ import time
 import pytest
 
 from ascend.errors import DriverError
-from device_plugin.driver import VirtualNpu
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.dividing import Division
 from device_plugin.pods.cutter import Cutter
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import ascend_910b

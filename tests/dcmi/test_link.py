@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from device_plugin.driver.dcmi.link import LinkTool
+from device_plugin.driver.dcmi.port_tool import LinkTool
 
 ANSWER = 'echo "link status: UP"'
 

@@ -6,7 +6,7 @@ import pytest
 
 from ascend.errors import DriverError
 from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.dcmi.port_counters import PortCounters
+from device_plugin.driver.dcmi.port_tool import PortCounters
 from device_plugin.driver.telemetry import NotMeasured, Quantity, Reading
 from device_plugin.settings import DriverSettings
 from tests.dcmi.conftest import MakeFake

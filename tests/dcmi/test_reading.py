@@ -12,7 +12,7 @@ from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent
 from device_plugin.driver.dcmi import DcmiDriver, DcmiError
 from device_plugin.driver.dcmi.calls import Calls
-from device_plugin.driver.dcmi.link import LinkTool
+from device_plugin.driver.dcmi.port_tool import LinkTool
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b, ascend_a3

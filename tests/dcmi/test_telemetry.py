@@ -15,7 +15,7 @@ from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
 from device_plugin.driver import ChipState
 from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.dcmi.link import LinkTool
+from device_plugin.driver.dcmi.port_tool import LinkTool
 from device_plugin.driver.telemetry import Label, NotMeasured, Quantity, Reading
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_plugin.processes import accounting, watch
+from device_plugin import processes
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import ascend_910b
 from tests.device_plugin.api import seen
@@ -55,8 +55,8 @@ async def test_pods_get_chips_while_scrapers_meet_a_driver_that_hangs(folder: Pa
 async def test_a_foreign_process_is_told_while_the_driver_hangs_for_another_chip(
     folder: Path, make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
-    monkeypatch.setattr(accounting, "GRACE_S", 0.1)
+    monkeypatch.setattr(processes, "LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "GRACE_S", 0.1)
     fake = make_fake(ascend_910b(8))
     fake.chip(5).processes = (2_000_000_001,)
     async with whole_node(folder) as whole:

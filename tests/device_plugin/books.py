@@ -17,8 +17,7 @@ from ascend.errors import Unreachable
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, number_of
-from device_plugin.driver import VirtualNpu
-from device_plugin.driver.dividing import Division
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart, DeviceLedger
 from device_plugin.ledger.cores import CoreLedger, core_allocation
@@ -32,7 +31,7 @@ from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter, Outcome
 from device_plugin.pods.devices import ChipDevices, Devices
-from device_plugin.pods.pod_notices import PodNotices
+from device_plugin.pods.notices import PodNotices
 from device_plugin.pods.reconciler import Reconciler
 
 TYPES: Final = (WHOLE_CHIPS, DeviceType("2c"), CORES)

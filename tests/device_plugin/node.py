@@ -13,7 +13,7 @@ from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.kubelet.registrations import Registrations
+from device_plugin.kubelet.pods_api import Registrations
 from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics

@@ -8,15 +8,14 @@ import pytest
 from ascend.daemon.observable import Observable
 from ascend.vnpus import parse_vnpu
 from device_plugin.device_types import CORES
-from device_plugin.driver import VirtualNpu
-from device_plugin.driver.dividing import Division
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.ledger.allocations import Allocation
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.metrics import Metrics
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter, Outcome
-from device_plugin.pods.pod_notices import PodNotices
+from device_plugin.pods.notices import PodNotices
 
 
 class SlowCutter(Cutter):

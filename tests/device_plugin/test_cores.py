@@ -19,8 +19,7 @@ from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.ledger.core_admission import check_cores
-from device_plugin.ledger.core_offers import offered_cores
-from device_plugin.ledger.cores import CoreLedger, core_allocation, kind_of
+from device_plugin.ledger.cores import CoreLedger, core_allocation, kind_of, offered_cores
 from device_plugin.ledger.node_pods import requested_types
 from device_plugin.ledger.pod_annotations import Given, read_given
 

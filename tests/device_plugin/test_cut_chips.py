@@ -34,7 +34,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.publish.node_object import node_annotations
 from device_plugin.publish.report import make_report
 from device_plugin.publish.restore import read_known
-from device_plugin.reset.rules import obstacles
+from device_plugin.reset.steps import obstacles
 from device_plugin.telemetry.collector import SEVERAL, Holder, holders
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod, server, vnpu_pod

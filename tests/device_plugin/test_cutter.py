@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ascend.errors import DriverError
-from device_plugin.driver import ChipFacts, VirtualNpu
-from device_plugin.driver.dividing import DividingDriver, Division
+from device_plugin.driver import ChipFacts, DividingDriver, Division, VirtualNpu
 from device_plugin.pods.cutter import Cutter
 from tests.device_plugin.api import until
 

@@ -22,7 +22,7 @@ from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.reconciler import Reconciler
-from device_plugin.reset.rules import obstacles
+from device_plugin.reset.steps import obstacles
 from sandbox.cluster import SandboxCluster, pod_manifest
 from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.test_probes import answers

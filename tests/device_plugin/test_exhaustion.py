@@ -14,7 +14,7 @@ import pytest
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue, LockLost, Refusal
 from device_plugin.device_types import WHOLE_CHIPS
-from device_plugin.kubelet.registrations import Registrations
+from device_plugin.kubelet.pods_api import Registrations
 from device_plugin.pods.cdi_file import ContainerInjector, list_folder
 from device_plugin.pods.container_edits import CDI_FILE
 from device_plugin.serving import other_plugin

@@ -16,7 +16,7 @@ from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot
 from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.node_pods import NodePod, NodePods
-from device_plugin.pods.fault_notices import FAULT, FaultNotices
+from device_plugin.pods.notices import FAULT, FaultNotices
 from tests.device_plugin.api import until
 from tests.device_plugin.builders import fault, judged_chip, pod, snapshot
 from tests.device_plugin.whole import Whole, whole_node

@@ -8,6 +8,7 @@ import pytest
 
 from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
+from device_plugin import processes
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.snapshot import Snapshot
@@ -15,9 +16,7 @@ from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.processes import accounting, watch
-from device_plugin.processes.owners import UNKNOWN, Owner, owner_of, sees_node
-from device_plugin.processes.watch import ProcessWatch
+from device_plugin.processes import UNKNOWN, Owner, ProcessWatch, owner_of, sees_node
 from tests.device_plugin.api import running, seen
 from tests.device_plugin.builders import pod, snapshot
 from tests.device_plugin.whole import whole_node
@@ -118,7 +117,7 @@ class Rig:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + time_s
         while loop.time() < until_s:
-            await asyncio.sleep(watch.LOOK_S / 2)
+            await asyncio.sleep(processes.LOOK_S / 2)
             while self.watch._calls:  # noqa: ASYNC110 - the threads of calls know no virtual time
                 await asyncio.sleep(0)
 
@@ -127,7 +126,7 @@ class Rig:
         return self.metrics.registry.get_sample_value("ascend_dp_foreign_processes", {"chip": f"Ascend910-{chip}"})
 
 
-LONG_S = 2 * accounting.GRACE_S
+LONG_S = 2 * processes.GRACE_S
 
 
 @pytest.mark.looptime
@@ -135,7 +134,7 @@ async def test_a_process_on_a_chip_that_nobody_was_given_is_told_once() -> None:
     rig = Rig()
     rig.driver.processes[3] = (4711, 4712)
     async with running(rig.watch.run()):
-        await rig.wait(accounting.GRACE_S / 2)
+        await rig.wait(processes.GRACE_S / 2)
         assert rig.told == []
         await rig.wait(LONG_S)
         (told,) = rig.told
@@ -144,7 +143,7 @@ async def test_a_process_on_a_chip_that_nobody_was_given_is_told_once() -> None:
             "have named the chip in its environment, or mounted its device"
         )
         assert rig.counted(3) == 2
-        await rig.wait(10 * watch.TELL_S)
+        await rig.wait(10 * processes.TELL_S)
         assert len(rig.told) == 1
         rig.driver.processes[3] = ()
         await rig.wait(LONG_S)
@@ -158,7 +157,7 @@ async def test_processes_that_come_again_and_again_are_told_at_most_every_ten_mi
         for number in range(40):
             rig.driver.processes[3] = (1000 + number,)
             await rig.wait(LONG_S)
-    assert 2 <= len(rig.told) <= 1 + 40 * LONG_S / watch.TELL_S
+    assert 2 <= len(rig.told) <= 1 + 40 * LONG_S / processes.TELL_S
 
 
 @pytest.mark.looptime
@@ -202,11 +201,11 @@ async def test_processes_that_end_soon_after_their_pod_are_not_told() -> None:
     async with running(rig.watch.run()):
         await rig.wait(LONG_S)
         rig.pods.on_delete(pod("owner", 1, 3))
-        await rig.wait(accounting.GRACE_S / 2)
+        await rig.wait(processes.GRACE_S / 2)
         rig.driver.processes[3] = ()
         await rig.wait(LONG_S)
         rig.driver.processes[3] = (1,)  # another process, with the id again
-        await rig.wait(accounting.GRACE_S / 2)
+        await rig.wait(processes.GRACE_S / 2)
     assert rig.told == []
 
 
@@ -229,8 +228,8 @@ async def test_nothing_is_told_while_nothing_is_known_of_a_chip(why: str) -> Non
 async def test_a_foreign_process_is_an_event_and_a_metric_and_leaves_its_chip_free(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
-    monkeypatch.setattr(accounting, "GRACE_S", 0.1)
+    monkeypatch.setattr(processes, "LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "GRACE_S", 0.1)
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         whole.node.edit_chip(5, processes=[4711])
         (note,) = await seen(lambda: whole.notes("NPUForeignProcess"), bool)

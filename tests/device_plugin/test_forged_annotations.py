@@ -18,7 +18,7 @@ from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from device_plugin.metrics import Metrics
 from device_plugin.pods.annotation_repairs import AnnotationRepairs
-from device_plugin.reset.rules import obstacles
+from device_plugin.reset.steps import obstacles
 from tests.device_plugin.api import seen, until
 from tests.device_plugin.builders import pod, snapshot
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from ascend.chips import ChipSet
-from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
 from device_plugin.reset.steps import (
     BOOT_LIMIT_S,
@@ -17,6 +16,7 @@ from device_plugin.reset.steps import (
     SETTLE_S,
     VERIFY_LIMIT_S,
     Command,
+    ResetBudget,
     ResetPhase,
     View,
 )

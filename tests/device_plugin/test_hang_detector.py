@@ -14,7 +14,7 @@ from ascend.kube.objects import CONFIG_MAPS
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.telemetry import Quantity, Reading, Values
-from device_plugin.hang.detector import HangDetector
+from device_plugin.hang import HangDetector
 from device_plugin.health.levels import HANG
 from device_plugin.health.moment import Moment
 from tests.dcmi.test_link import tool

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_plugin.hang.detector import Activity, HangWatch, cpu_time_s
+from device_plugin.hang import Activity, HangWatch, cpu_time_s
 
 STILL = Activity(frozenset({7, 8}), 4.0, 40, 1000, 12.0)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import ApiError
-from device_plugin.publish import refused_rights
-from device_plugin.publish.refused_rights import RefusedRights
-from device_plugin.publish.rights import RIGHTS, Right
+from device_plugin.publish import rights
+from device_plugin.publish.rights import RIGHTS, RefusedRights, Right
 from tests.device_plugin.test_probes import answers
 from tests.device_plugin.test_readiness import becomes, often  # noqa: F401 - a fixture
 from tests.device_plugin.whole import whole_node
@@ -50,7 +49,7 @@ def test_what_is_denied_for_another_reason_is_no_missing_right(message: str) -> 
 async def test_a_right_that_is_refused_is_told_until_it_is_granted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refused_rights, "ASK_S", 0.02)
+    monkeypatch.setattr(rights, "ASK_S", 0.02)
     right = next(right for right in RIGHTS if str(right) == "list nodes")
     async with whole_node(folder) as whole:
         server = whole.cluster.server

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ascend.chips import ChipSet, chip_ids, chip_set
-from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
-from device_plugin.reset.steps import Command, ResetPhase, View
+from device_plugin.reset.steps import Command, ResetBudget, ResetPhase, View
 
 GROUPS = (0b00001111, 0b11110000)
 ALL = 0b11111111

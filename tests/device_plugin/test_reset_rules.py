@@ -15,16 +15,15 @@ from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import DriverError, Unreachable
 from device_plugin.driver import NO_CARD, ChipFacts, ChipType, Inventory
-from device_plugin.driver.reset_groups import reset_groups
+from device_plugin.driver.resetting import reset_groups
 from device_plugin.health.levels import FaultLevel
 from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset import users
-from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.reset_info import read_resets, write_resets
-from device_plugin.reset.rules import lasting, obstacles, wanting
+from device_plugin.reset.steps import ResetBudget, lasting, obstacles, wanting
 from device_plugin.reset.users import Users
 from tests.device_plugin.builders import fault, judged_chip, pod, server, snapshot
 

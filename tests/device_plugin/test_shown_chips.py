@@ -7,9 +7,8 @@ import pytest
 
 from ascend.chips import RESOURCE
 from ascend.daemon.observable import Observable
-from device_plugin.publish.node_object import OwnNode, OwnNodeStatus
+from device_plugin.publish.node_object import OwnNode, OwnNodeStatus, ShownChips
 from device_plugin.publish.order import PublishingOrder
-from device_plugin.publish.shown_chips import ShownChips
 from tests.device_plugin.api import running, until
 
 

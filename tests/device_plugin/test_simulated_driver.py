@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A, ASCEND_A3_16
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent, VirtualNpu
-from device_plugin.driver.dividing import Division
-from device_plugin.driver.reset_groups import reset_groups
+from device_plugin.driver import ChipFacts, ChipState, Division, FaultEvent, VirtualNpu
+from device_plugin.driver.resetting import reset_groups
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
 from device_plugin.settings import DriverSettings
 from sandbox.simulated_chips import full_server, save_server

@@ -11,8 +11,7 @@ import pytest
 from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from device_plugin.kubelet.identity import KubeletIdentity
-from device_plugin.kubelet.pods_api import KubeletPods
-from device_plugin.kubelet.registrations import Registrations, parse_registrations
+from device_plugin.kubelet.pods_api import KubeletPods, Registrations, parse_registrations
 from device_plugin.serving import other_plugin, unknown_plugin, watched_plugins
 from device_plugin.serving import registration as registration_loop
 from device_plugin.serving.other_plugin import EVENT

@@ -16,7 +16,7 @@ from device_plugin.app import Plugin
 from device_plugin.chips import scanner
 from device_plugin.driver.simulated import SimulatedVirtualNpu
 from device_plugin.pods.container_edits import CDI_FILE
-from device_plugin.pods.pod_notices import WITHOUT
+from device_plugin.pods.notices import WITHOUT
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.test_probes import answers

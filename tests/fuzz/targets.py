@@ -31,8 +31,7 @@ from ascend.turn import at_once
 from device_plugin.driver.dcmi.calls import Calls
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.fault_rules import default_rules, read_rules
-from device_plugin.kubelet.pods_api import _PodList
-from device_plugin.kubelet.registrations import parse_registrations
+from device_plugin.kubelet.pods_api import _PodList, parse_registrations
 from device_plugin.ledger.node_pods import is_static, read_pod, requested_types
 from device_plugin.pods import cdi_file
 from device_plugin.publish.restore import read_known

@@ -3,12 +3,11 @@
 from ctypes import byref, c_int, c_uint32, c_void_p
 from typing import Any, ClassVar, Final
 
-from device_plugin.driver import VirtualNpu
+from device_plugin.driver import Division, VirtualNpu
 from device_plugin.driver.dcmi.calls import VIRTUAL_COMMAND, Place
 from device_plugin.driver.dcmi.errors import DcmiError
 from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
 from device_plugin.driver.dcmi.structures import CreatedVirtualDevice, FreeResource, VirtualDeviceRequest
-from device_plugin.driver.dividing import Division
 
 _FREE: Final = 2
 _BY_DRIVER: Final = 0xFFFFFFFF

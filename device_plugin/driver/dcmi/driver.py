@@ -13,15 +13,23 @@ import structlog
 
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
-from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu, not_ready_sentence
+from device_plugin.driver import (
+    LINK_DOWN,
+    ChipFacts,
+    ChipState,
+    Division,
+    FaultEvent,
+    Inventory,
+    VirtualNpu,
+    not_ready_sentence,
+)
 from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, STARTED, Calls, Observe, Place
 from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
-from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.missed_chips import MissedChips
-from device_plugin.driver.dcmi.port_counters import PortCounters
+from device_plugin.driver.dcmi.port_tool import LinkTool, PortCounters
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
     OptionalFacts,
@@ -31,7 +39,6 @@ from device_plugin.driver.dcmi.survey import (
     survey_missing,
     survey_unlisted,
 )
-from device_plugin.driver.dividing import Division
 from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -1,12 +1,16 @@
 """Looks for processes on chips that nobody was given, and tells the Node and the metrics.
 
-The chip stays free: whoever starts such processes could take chips out of service otherwise.
+The chip stays free: whoever starts such processes could take chips out of service otherwise. Whose a process is, its
+control group and its namespace of process ids say.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 import structlog
 
@@ -19,10 +23,131 @@ from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
-from device_plugin.processes.accounting import Accounting
-from device_plugin.processes.owners import UNKNOWN, Owner, owner_of, sees_node
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+PROC: Final = Path("/proc")
+
+
+_POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])")
+"""systemd's names of control groups have underscores; the uid of a static pod is a hash."""
+
+
+_CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a process is.
+
+    Attributes:
+        kind: of a pod, of a container that is no pod's, of the node itself, or unknown: it has ended, or the node's
+            processes can't be seen.
+        uid: of the pod.
+    """
+
+    kind: Literal["pod", "container", "node", "unknown"]
+    uid: str = ""
+
+
+UNKNOWN: Final = Owner("unknown")
+
+
+def owner_of(process: int, proc: Path = PROC) -> Owner:
+    """Return whose a process is.
+
+    Args:
+        process: its id on the node.
+        proc: where procfs is mounted.
+    """
+    try:
+        text = (proc / str(process) / "cgroup").read_text(errors="replace")
+    except OSError:
+        return UNKNOWN
+    if (pod := _POD.search(text)) is not None:
+        return Owner("pod", pod[1].replace("_", "-"))
+    return Owner("container" if _CONTAINER.search(text) or _has_ids_of_its_own(proc / str(process)) else "node")
+
+
+def _has_ids_of_its_own(process: Path) -> bool:
+    """Return whether a process has another id for itself than on the node: people name the containers of ``ctr``."""
+    try:
+        text = (process / "status").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(len(line.split()) > 2 for line in text.splitlines() if line.startswith("NSpid:"))  # noqa: PLR2004 - the name and one id
+
+
+def sees_node(proc: Path = PROC) -> bool:
+    """Return whether process ids here are those of the node: its second process is the kernel's."""
+    try:
+        return (proc / "2" / "comm").read_text().strip() == "kthreadd"
+    except OSError:
+        return False
+
+
+GRACE_S: Final = 60.0
+"""How long a process must have been nobody's: it may end a little after its pod, or be a tool that people run."""
+
+
+LOOKS: Final = 3
+"""How often it must have been seen in that time."""
+
+
+@dataclass(slots=True)
+class _Sighting:
+    since_s: float
+    looks: int = 1
+
+
+def is_nobodys(owner: Owner, holders: Collection[str]) -> bool:
+    """Return whether a process on a chip has no right to it.
+
+    On a chip that pods hold, one whose owner is unknown may be theirs, and one of the node itself may be a tool.
+
+    Args:
+        owner: whose the process is.
+        holders: the uids of the pods that hold the chip, or parts of it.
+    """
+    if not holders:
+        return True
+    return owner.kind == "container" or (owner.kind == "pod" and owner.uid not in holders)
+
+
+class Accounting:
+    """The processes that are nobody's, chip by chip."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[int, _Sighting]] = {}
+
+    def look(
+        self, chip: int, processes: Iterable[int], owners: Mapping[int, Owner], holders: Collection[str], now_s: float
+    ) -> tuple[int, ...]:
+        """Take over the processes of a chip; return the processes that have been foreign for long, in order.
+
+        Args:
+            chip: its physical id.
+            processes: their ids on the node.
+            owners: whose they are; unknown by default.
+            holders: the uids of the pods that hold the chip.
+            now_s: a monotonic clock.
+        """
+        before = self._seen.get(chip, {})
+        now: dict[int, _Sighting] = {}
+        for process in processes:
+            if is_nobodys(owners.get(process, UNKNOWN), holders):
+                known = before.get(process)
+                now[process] = _Sighting(known.since_s, known.looks + 1) if known else _Sighting(now_s)
+        self._seen[chip] = now
+        lasting = (
+            key for key, sighting in now.items() if sighting.looks >= LOOKS and now_s - sighting.since_s >= GRACE_S
+        )
+        return tuple(sorted(lasting))
+
+    def forget(self, chip: int) -> None:
+        """Begin anew with a chip: it is being reset, or gone."""
+        self._seen.pop(chip, None)
+
 
 LOOK_S: Final = 20.0
 TELL_S: Final = 600.0

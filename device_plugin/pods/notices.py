@@ -1,11 +1,12 @@
-"""Tells pods of the faults of their chips, once for each pod and fault, and of vNPUs that were removed from below them.
+"""Tells pods what is wrong with their devices: faults, removed vNPUs, and devices missing or other than written.
 
 Only known faults are told. A chip that is silent, or held back after a fault, may be fine: its pods are not told
 (``Snapshot.reported_unhealthy``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -16,10 +17,57 @@ from device_plugin.device_types import DeviceType
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import REMOVED, FaultRecord, Snapshot
 from device_plugin.ledger.allocations import Allocations
-from device_plugin.ledger.node_pods import NodePods
-from device_plugin.pods.pod_notices import WITHOUT, Announce
+from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.metrics import Metrics
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MISMATCH: Final = "NPUAllocationMismatch"
+
+
+WITHOUT: Final = "NPURunsWithoutChips"
+
+
+Announce = Callable[[NodePod, str, str], None]
+"""Receives a pod, a reason (CamelCase), and a sentence."""
+
+
+class PodNotices:
+    """What pods with one type of devices were told.
+
+    Args:
+        pods: the node's pods.
+        announce: receives what is told.
+        metrics: counts the pods that run without their devices.
+    """
+
+    def __init__(self, pods: NodePods, announce: Announce, metrics: Metrics) -> None:
+        self._pods = pods
+        self.announce = announce
+        self._metrics = metrics
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, pod: NodePod, reason: str, sentence: str) -> None:
+        """Tell a pod, unless it was told anything for this reason."""
+        if (pod.uid, reason) in self._told:
+            return
+        self._told.add((pod.uid, reason))
+        log.warning("a pod's chips do not match", pod=pod.key, pod_uid=pod.uid, reason=reason, error=sentence)
+        self.announce(pod, reason, sentence)
+        self.look()
+
+    def runs_without(self, uid: str) -> bool:
+        """Return whether a pod was told about missing devices."""
+        return (uid, WITHOUT) in self._told
+
+    def look(self) -> None:
+        """Forget pods that are gone, and count the running pods without their devices."""
+        self._told = {(uid, reason) for uid, reason in self._told if self._pods.get(uid) is not None}
+        without = (self._pods.get(uid) for uid, reason in self._told if reason == WITHOUT)
+        self._metrics.count_without(
+            self._pods.device_type.resource, sum(pod is not None and pod.live for pod in without)
+        )
+
 
 FAULT = "NPUFault"
 _NO_CODE = -1
