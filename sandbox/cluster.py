@@ -4,12 +4,15 @@ Our two programs are not part of it. As on any cluster they are started separate
 """
 
 import json
+import os
+import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -18,14 +21,33 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES
 from ascend.products import ASCEND_910A, Product
 from ascend.rules.identity import ACCELERATOR_TYPE
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated import SimulatedChip, SimulatedServer
 from device_plugin.pods.container_edits import MANAGER_NODE
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from sandbox.scheduler import Scheduler
-from sandbox.simulated_chips import full_server, save_server
 
 TOKEN = "sandbox"  # noqa: S105 - gives access to this sandbox only
+
+
+ANY_CHIP: Final = "910B"
+"""The kind of chip of servers whose chips can be of several kinds."""
+
+
+def full_server(product: Product) -> SimulatedServer:
+    """Return a server of this product with all its chips, healthy."""
+    chips = [SimulatedChip(chip_id, ip=f"10.20.0.{chip_id + 1}") for chip_id in range(product.chips)]
+    return SimulatedServer(product.chip or ANY_CHIP, chips)
+
+
+def save_server(server: SimulatedServer, path: Path) -> None:
+    """Write the file atomically."""
+    content = msgspec.json.format(msgspec.json.encode(server), indent=1)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
+        scratch.write(content)
+    now_ns = time.time_ns()  # the kernel's own times are too coarse to distinguish two versions
+    os.utime(scratch.name, ns=(now_ns, now_ns))
+    Path(scratch.name).replace(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from aiohttp import web
 from msgspec import json
 
+from ascend.daemon.observable import Observable, wait_until
 from sandbox.apiserver.resources import ServedResource
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import StatusError
 from sandbox.apiserver.store import Store, Watcher
-from sandbox.changes import Changes
 
 _INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 
@@ -46,7 +46,7 @@ class WatchStreams:
         self._open: list[web.Request] = []
         self._not_paused = asyncio.Event()
         self._not_paused.set()
-        self._changes = Changes()
+        self._changes: Observable[None] = Observable(None)
 
     @property
     def count(self) -> int:
@@ -55,7 +55,7 @@ class WatchStreams:
 
     async def wait_for_count(self, count: int) -> None:
         """Wait until exactly this many watches are open."""
-        await self._changes.until(lambda: self.count == count, None)
+        await wait_until(lambda: self.count == count, (self._changes,))
 
     def drop(self) -> None:
         """Abort every watch connection."""
@@ -89,7 +89,7 @@ class WatchStreams:
             await response.write(json.encode({"type": "ERROR", "object": error.document()}) + b"\n")
             return response
         self._open.append(request)
-        self._changes.pulse()
+        self._changes.set(None)
         try:
             if options.since is None and options.bookmarks:
                 watcher.append(self._bookmark(selection.resource, _INITIAL_EVENTS_END))
@@ -100,7 +100,7 @@ class WatchStreams:
         finally:
             self._store.unwatch(watcher)
             self._open.remove(request)
-            self._changes.pulse()
+            self._changes.set(None)
         return response
 
     async def _deliver(

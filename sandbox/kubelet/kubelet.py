@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ascend.daemon.observable import Observable, wait_until
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject
-from sandbox.changes import Changes
 from sandbox.kubelet.allocation import TopologyPolicy
 from sandbox.kubelet.endpoint import checked_socket
 from sandbox.kubelet.process import Dependencies, KubeletProcess
@@ -61,7 +61,7 @@ class Kubelet:
         """The directory of ``kubelet.sock`` and the plugins' sockets."""
         self.plugin_socket = checked_socket(self.socket_dir / SOCKET_NAME)
         self.pod_resources_socket = checked_socket(directory / "pod-resources" / SOCKET_NAME)
-        self._changes = Changes()
+        self._changes: Observable[None] = Observable(None)
         self._gate = asyncio.Event()
         self._gate.set()
         rng = random.Random(seed)  # noqa: S311 - arbitrary choices, no secrets
@@ -82,7 +82,7 @@ class Kubelet:
             dial_timeout_s=dial_timeout_s,
             stop_grace_s=stop_grace_s,
             node_status_period_s=node_status_period_s,
-            changed=self._changes.pulse,
+            changed=lambda: self._changes.set(None),
         )
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class Kubelet:
                 await process.stop()
                 raise
             self._process = process
-            self._changes.pulse()
+            self._changes.set(None)
 
     def _new_process(self) -> KubeletProcess:
         return KubeletProcess(self._dependencies)
@@ -182,7 +182,7 @@ class Kubelet:
     def forget_devices(self) -> None:
         """Forget which devices pods have, as a kubelet whose checkpoint was lost; the pods go on."""
         self._running.ledger.free_all_but(frozenset())
-        self._changes.pulse()
+        self._changes.set(None)
 
     def ledger(self) -> dict[tuple[str, str], frozenset[str]]:
         """Return device ids by pod (``namespace/name``) and container, including allocations that are not yet freed."""
@@ -215,7 +215,8 @@ class Kubelet:
         Raises:
             TimeoutError: it did not become true in time.
         """
-        await self._changes.until(condition, timeout_s)
+        if not await wait_until(lambda: bool(condition()), (self._changes,), timeout_s):
+            raise TimeoutError
 
     @property
     def _running(self) -> KubeletProcess:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from ascend.rate_limiters import TokenBucket
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as services
 from sandbox.kubelet.allocation import DeviceManager
@@ -32,8 +33,7 @@ class PodResources(services.PodResourcesListerServicer):
         self._pod_store = pod_store
         self._ledger = ledger
         self._devices = devices
-        self._tokens = BURST
-        self._filled_s = time.monotonic()
+        self._tokens = TokenBucket(BURST, 1.0 / QUERIES_PER_S, time.monotonic)
 
     async def List(  # noqa: N802 - name of the RPC
         self,
@@ -73,7 +73,7 @@ class PodResources(services.PodResourcesListerServicer):
 
     def _pod(self, pod: FullPod) -> pb.PodResources:
         # Init containers that are no sidecars are not listed.
-        containers = [*(each for each in pod.init_containers if each.is_sidecar), *pod.containers]
+        containers = [*(container for container in pod.init_containers if container.is_sidecar), *pod.containers]
         return pb.PodResources(
             name=pod.name,
             namespace=pod.metadata.namespace,
@@ -92,12 +92,9 @@ class PodResources(services.PodResourcesListerServicer):
         )
 
     async def _limit(self, context: "_ServicerContext") -> None:
-        now_s = time.monotonic()
-        self._tokens = min(BURST, self._tokens + (now_s - self._filled_s) * QUERIES_PER_S)
-        self._filled_s = now_s
-        if self._tokens < 1.0:
+        if self._tokens.left() < 1.0:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        self._tokens -= 1.0
+        self._tokens.spend()
 
 
 def _device(resource: str, node: int, device: str) -> pb.ContainerDevices:

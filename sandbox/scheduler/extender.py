@@ -37,7 +37,7 @@ class ExtenderResult:
 
 
 class ExtenderClient:
-    """Calls the verbs ``filter``, ``prioritize`` and ``bind``. Close it after use.
+    """Calls ``filter`` and ``bind``: the allocator's configuration has no ``prioritizeVerb``. Close it after use.
 
     Args:
         url: its ``urlPrefix``.
@@ -57,7 +57,8 @@ class ExtenderClient:
         Raises:
             ExtenderFailure: no answer, an error, or a node that was not in the request.
         """
-        answer = _lower_keys(await self._send("filter", _args(pod, nodes)))
+        body = {"Pod": pod.as_json(), "Nodes": None, "NodeNames": list(nodes)}
+        answer = _lower_keys(await self._send("filter", body))
         if answer.get("error"):
             raise ExtenderFailure(str(answer["error"]))
         left = tuple(answer.get("nodenames") or ())
@@ -68,16 +69,6 @@ class ExtenderClient:
                 )
         failed = answer.get("failednodes") or {}
         return ExtenderResult(left, {**failed, **(answer.get("failedandunresolvablenodes") or {})})
-
-    async def prioritize(self, pod: FullPod, nodes: Sequence[str]) -> dict[str, int]:
-        """Return the extender's scores by node, 0 to 10.
-
-        Raises:
-            ExtenderFailure: no answer.
-        """
-        answer = await self._send("prioritize", _args(pod, nodes))
-        scores = [_lower_keys(entry) for entry in answer or ()]
-        return {str(score.get("host", "")): int(score.get("score", 0)) for score in scores}
 
     async def bind(self, pod: FullPod, node: str) -> None:
         """Let the extender bind the pod.
@@ -101,10 +92,6 @@ class ExtenderClient:
             raise ExtenderFailure(f'Post "{url}": {str(error) or type(error).__name__}') from error
         except msgspec.DecodeError as error:
             raise ExtenderFailure(f'Post "{url}": {error}') from error
-
-
-def _args(pod: FullPod, nodes: Sequence[str]) -> JsonObject:
-    return {"Pod": pod.as_json(), "Nodes": None, "NodeNames": list(nodes)}
 
 
 def _lower_keys(answer: Any) -> dict[str, Any]:

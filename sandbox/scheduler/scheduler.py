@@ -1,7 +1,7 @@
 """The scheduler: runs one scheduling cycle at a time, and binding cycles beside it (k/k:pkg/scheduler/schedule_one.go).
 
-While a pod is being bound, the cycles of the next pods continue. An extender therefore gets filter and prioritize calls
-between its response for a pod and the bind of that pod, and must assume the pod by itself
+While a pod is being bound, the cycles of the next pods continue. An extender therefore gets filter calls between its
+response for a pod and the bind of that pod, and must assume the pod by itself
 (docs/spec/kube-api.md#extender-semantics).
 """
 
@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from ascend.chips import RESOURCE
+from ascend.daemon.observable import Observable, wait_until
 from ascend.errors import ApiError, AscendError, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.events import EventRecorder, Regarding
@@ -22,7 +23,6 @@ from ascend.kube.objects import NODES, JsonObject, Node
 from ascend.kube.reflector import Reflector
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
-from sandbox.changes import Changes
 from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
 from sandbox.scheduler.cache import SchedulerCache
 from sandbox.scheduler.extender import ExtenderClient, ExtenderFailure
@@ -45,7 +45,7 @@ class Scheduler:
     Args:
         client: the API server.
         extender_url: ``urlPrefix`` of the extender; None for a scheduler that only counts, and binds by itself.
-        seed: chooses among nodes of equal score.
+        seed: chooses among the nodes that fit.
         scheduler_name: its name.
         backoff_s: the first and the maximum backoff of a pod.
         wait: waits for a number of seconds; the clock of the backoff.
@@ -68,7 +68,7 @@ class Scheduler:
         self._cache = SchedulerCache()
         self._queue = SchedulingQueue(first_s=backoff_s[0], limit_s=backoff_s[1], wait=wait)
         self._events = EventRecorder(client, scheduler_name, scheduler_name, refill_s=_EVENT_REFILL_S)
-        self._changes = Changes()
+        self._changes: Observable[None] = Observable(None)
         self._gate = asyncio.Event()
         self._gate.set()
         self._extender: ExtenderClient | None = None
@@ -120,7 +120,8 @@ class Scheduler:
         Raises:
             TimeoutError: it did not become true in time.
         """
-        await self._changes.until(condition, timeout_s)
+        if not await wait_until(lambda: bool(condition()), (self._changes,), timeout_s):
+            raise TimeoutError
 
     def on_apply(self, obj: FullPod) -> None:
         """Take over a pod that was added or modified."""
@@ -155,7 +156,7 @@ class Scheduler:
                 continue
             self.cycles += 1
             await self._schedule(pod)
-            self._changes.pulse()
+            self._changes.set(None)
 
     async def _schedule(self, pod: FullPod) -> None:
         try:
@@ -185,11 +186,7 @@ class Scheduler:
         feasible, rejected = await self._filter(pod, nodes, requested, extender)
         if not feasible:
             raise _Unschedulable(fit_error(len(nodes), (reason for reasons in rejected.values() for reason in reasons)))
-        if len(feasible) == 1:
-            return feasible[0]
-        scores = await self._score(extender, pod, feasible)
-        best = max(scores.values())
-        return self._rng.choice([name for name in feasible if scores[name] == best])
+        return self._rng.choice(feasible)
 
     async def _filter(
         self,
@@ -206,16 +203,6 @@ class Scheduler:
             rejected |= {name: [reason] for name, reason in filtered.reasons.items() if name in rejected}
             feasible = list(filtered.nodes)
         return feasible, rejected
-
-    async def _score(self, extender: ExtenderClient | None, pod: FullPod, nodes: list[str]) -> dict[str, int]:
-        scores: dict[str, int] = {}
-        if extender is not None:
-            try:
-                scores = await extender.prioritize(pod, nodes)
-            except ExtenderFailure as error:
-                # kube-scheduler continues without scores.
-                log.warning("prioritize failed", extra={"pod": pod.key, "error": str(error)})
-        return {name: scores.get(name, 0) for name in nodes}
 
     async def _bind(self, pod: FullPod, node: str) -> None:
         try:
@@ -235,7 +222,7 @@ class Scheduler:
 
     def _bound(self, task: asyncio.Task[None]) -> None:
         self._binds.discard(task)
-        self._changes.pulse()
+        self._changes.set(None)
 
     async def _fail(self, pod: FullPod, reason: str, error: AscendError) -> None:
         """Requeue a pod, and report the failure as an Event and a condition.

@@ -17,8 +17,8 @@ from ascend.kube.objects import PODS, Pod
 from ascend.products import ASCEND_910A, ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
 from sandbox.apiserver import ApiServer
+from sandbox.cluster import full_server, save_server
 from sandbox.kubelet import Kubelet
-from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.harness import pod_manifest
 from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
 from tests.cluster.api import free_ports

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ascend.products import ASCEND_910A
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.cluster.api import Server, free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError

@@ -8,7 +8,7 @@ import pytest
 from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import ChipSet, chip_set, parse_names
 from ascend.products import ASCEND_910A
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.cluster.manifests import pod as pod_manifest
 from tests.conformance.node import PluginNode
 

@@ -16,7 +16,7 @@ from device_plugin.driver.dcmi.recording import LEFT_OUT, Call
 from device_plugin.settings import DriverSettings
 from npuctl.selftest import node
 from npuctl.selftest.node import Examination, Selftest, examine
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, ascend_910a, ascend_910b, ascend_a3

@@ -18,7 +18,7 @@ from ascend.errors import InvalidValue
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.device_plugin.node import HEALTHY
 from tests.device_plugin.whole import Whole, as_given, whole_node
 

@@ -15,7 +15,7 @@ from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.health.active_faults import SETTLE_S, ActiveFaults, FaultTransition
 from device_plugin.health.levels import FaultLevel
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.device_plugin.api import until
 from tests.device_plugin.watch import SEPARATE, Watch, moment
 from tests.device_plugin.whole import whole_node

@@ -19,7 +19,7 @@ from device_plugin.driver.simulated import SimulatedVirtualNpu
 from device_plugin.inventory import ScanEntry, scan, scan_entry, virtual_name
 from npuctl.cli import main
 from npuctl.doctor.chip_table import print_scan
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.device_plugin.test_scanner import ScriptedDriver
 
 SERVER = Inventory(

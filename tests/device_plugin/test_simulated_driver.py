@@ -19,7 +19,7 @@ from device_plugin.driver import ChipFacts, ChipState, Division, FaultEvent, Vir
 from device_plugin.driver.resetting import reset_groups
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
 from device_plugin.settings import DriverSettings
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 
 
 def write(path: Path, chips: str = "[]", **fields: str) -> None:

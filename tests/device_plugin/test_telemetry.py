@@ -26,7 +26,7 @@ from device_plugin.driver.telemetry import LIMITS, Quantity, plausible
 from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import LABELS, SEVERAL, Holder, holders
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.device_plugin.api import until
 from tests.device_plugin.test_probes import ask
 from tests.device_plugin.whole import Whole, asking, whole_node

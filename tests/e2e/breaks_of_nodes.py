@@ -18,7 +18,7 @@ from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from device_plugin.kubelet.pod_resources import count_healthy
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.allocator.authority import Authority
 from tests.conformance.pods_list import PodsList
 from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin

@@ -11,7 +11,7 @@ from ascend.annotations import DISTRIBUTED
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from device_plugin.driver.simulated import SimulatedServer
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.cluster.cluster import Cluster
 from tests.e2e.node import WorldNode
 from tests.e2e.programs import Program

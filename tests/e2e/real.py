@@ -11,7 +11,7 @@ from typing import Any, Final
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Pod
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.cluster import nodes as cluster_nodes
 from tests.cluster.api import free_ports
 from tests.cluster.cluster import Cluster

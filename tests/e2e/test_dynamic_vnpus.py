@@ -10,7 +10,7 @@ from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_cuts import SimulatedCuts
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.e2e.node import WorldNode
 from tests.e2e.test_cores import create
 from tests.e2e.world import Setup, World

@@ -10,7 +10,7 @@ from ascend.kube.objects import CONFIG_MAPS
 from ascend.products import ASCEND_A3_16
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.e2e.sandboxed import sandbox_world
 from tests.e2e.world import Setup, World
 

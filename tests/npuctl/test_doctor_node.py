@@ -31,7 +31,7 @@ from npuctl.doctor.command import Diagnosis, render
 from npuctl.doctor.finding import Check, Finding, ok, run_check
 from npuctl.doctor.kubelet import check_readiness
 from npuctl.doctor.node import check_node
-from sandbox.simulated_chips import save_server
+from sandbox.cluster import save_server
 from tests.device_plugin.api import NODE, seen, until
 from tests.device_plugin.conftest import folder
 from tests.device_plugin.test_dynamic_vnpus import bind as bind_cores

@@ -14,9 +14,9 @@ from typing import Any
 
 from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_chip_name, parse_names
+from ascend.daemon.observable import Observable, wait_until
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
-from sandbox.changes import Changes
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from sandbox.kubelet import RuntimeContainer
 from tests.soak.plugin_process import PluginProcess
@@ -47,7 +47,7 @@ class Lane:
         self.plugin = plugin
         self.rng = rng
         self.granted: dict[str, tuple[int, ...]] = {}
-        self.changes = Changes()
+        self.changes: Observable[None] = Observable(None)
         self.watch = Reflector(cluster.client, PODS, self)
         self._last: dict[str, Pod] = {}
         self._log_read = self._unanswered = 0
@@ -56,12 +56,12 @@ class Lane:
 
     def on_apply(self, obj: Pod) -> None:
         self._last[obj.name] = obj
-        self.changes.pulse()
+        self.changes.set(None)
 
     def on_delete(self, obj: Pod) -> None:
         if (known := self._last.get(obj.name)) is not None and known.uid == obj.uid:
             del self._last[obj.name]
-        self.changes.pulse()
+        self.changes.set(None)
 
     @property
     def node(self) -> SandboxNode:
@@ -82,7 +82,8 @@ class Lane:
             Mismatch: it did not hold in time.
         """
         try:
-            await self.changes.until(condition, timeout_s)
+            if not await wait_until(lambda: bool(condition()), (self.changes,), timeout_s):
+                raise TimeoutError
         except TimeoutError:
             raise Mismatch(f"not within {timeout_s:.0f} s: {what}") from None
 

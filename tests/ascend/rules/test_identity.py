@@ -13,7 +13,7 @@ from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish.node_object import node_annotations, node_labels
-from sandbox.simulated_chips import full_server, save_server
+from sandbox.cluster import full_server, save_server
 from tests.allocator.builders import node
 
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"

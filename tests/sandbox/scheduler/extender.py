@@ -17,7 +17,6 @@ class FakeExtender:
         self.calls: list[tuple[str, JsonObject]] = []
         self.refused: dict[str, str] = {}
         self.unresolvable: dict[str, str] = {}
-        self.scores: dict[str, int] = {}
         self.error = ""
         self.status = 200
         self.bind_error = ""
@@ -55,7 +54,6 @@ class FakeExtender:
     def _app(self) -> web.Application:
         app = web.Application()
         app.router.add_post("/scheduler/filter", self._filter)
-        app.router.add_post("/scheduler/prioritize", self._prioritize)
         app.router.add_post("/scheduler/bind", self._bind)
         return app
 
@@ -70,12 +68,6 @@ class FakeExtender:
             "Error": self.error,
         }
         return web.json_response(answer, status=self.status)
-
-    async def _prioritize(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.calls.append(("prioritize", body))
-        scores = [{"Host": each, "Score": self.scores.get(each, 0)} for each in body["NodeNames"]]
-        return web.json_response(scores, status=self.status)
 
     async def _bind(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -11,27 +11,28 @@ from tests.sandbox.scheduler.extender import FakeExtender
 from tests.sandbox.scheduler.world import RESOURCE, ManualClock, World, pod, scheduled
 
 
-async def test_a_pod_is_filtered_scored_and_bound_by_the_extender(
+async def test_a_pod_is_filtered_and_bound_by_the_extender(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     for name in ("n1", "n2", "n3"):
         await world.node(name)
-    extender.scores = {"n1": 3, "n2": 9, "n3": 1}
     created = await world.create(pod("a", 2))
     async with Scheduler(client, extender.url, seed=1):
-        assert await world.bound("a") == "n2"
+        node = await world.bound("a")
         note = await world.event(lambda each: each.reason == "Scheduled")
-    assert extender.verbs() == ["filter", "prioritize", "bind"]
-    (_, filtered), (_, scored), (_, bound) = extender.calls
+    assert extender.verbs() == ["filter", "bind"]
+    (_, filtered), (_, bound) = extender.calls
     assert filtered["Nodes"] is None
-    assert set(filtered["NodeNames"]) == set(scored["NodeNames"]) == {"n1", "n2", "n3"}
+    assert set(filtered["NodeNames"]) == {"n1", "n2", "n3"}
     assert filtered["Pod"]["metadata"]["uid"] == created.uid
     assert filtered["Pod"]["spec"]["containers"][0]["resources"]["limits"] == {RESOURCE: "2"}
-    assert bound == {"PodName": "a", "PodNamespace": "default", "PodUID": created.uid, "Node": "n2"}
-    assert note.note == "Successfully assigned default/a to n2"
+    assert bound == {"PodName": "a", "PodNamespace": "default", "PodUID": created.uid, "Node": node}
+    assert note.note == f"Successfully assigned default/a to {node}"
 
 
-async def test_a_single_feasible_node_is_not_scored(client: KubeClient, world: World, extender: FakeExtender) -> None:
+async def test_a_pod_goes_only_where_the_extender_lets_it(
+    client: KubeClient, world: World, extender: FakeExtender
+) -> None:
     await world.node("n1")
     await world.node("n2")
     extender.refused = {"n2": "no ring has 4 free chips"}
