@@ -21,7 +21,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES
 from ascend.products import ASCEND_910A, Product
 from ascend.rules.identity import ACCELERATOR_TYPE
-from device_plugin.driver.simulated import SimulatedChip, SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedChip, SimulatedServer
 from device_plugin.pods.container_edits import MANAGER_NODE
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet

@@ -21,9 +21,10 @@ from ascend.products import PRODUCTS
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import SUFFIXES, resource_of
 from device_plugin.driver import ChipState
-from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
+from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.driver.simulated_events import SimulatedEvents
+from device_plugin.driver.simulated_file import SimulatedChip, SimulatedServer, SimulatedVirtualNpu
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry

@@ -16,7 +16,7 @@ from ascend.chips import RESOURCE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from device_plugin.cli import main
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.settings import Settings
 from sandbox.cluster import save_server
 from tests.device_plugin.node import HEALTHY

@@ -15,8 +15,9 @@ from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import VirtualNpu
-from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
+from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from device_plugin.kubelet.pod_resources import PodResources, read_ledger
 from device_plugin.pods import core_keeper, cut_vnpus
 from device_plugin.pods import reconciler as reconcile_module

@@ -18,8 +18,9 @@ from ascend.templates import RESOURCE_CORES
 from device_plugin.app import Plugin
 from device_plugin.device_types import CORES as CORE_TYPE
 from device_plugin.driver import VirtualNpu
-from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
+from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.reset.steps import obstacles

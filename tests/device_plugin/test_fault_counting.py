@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ascend.chips import chip_ids
 from device_plugin.driver import LINK_DOWN, ChipState, FaultEvent
-from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_events import SimulatedEvents
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.health.active_faults import SETTLE_S, ActiveFaults, FaultTransition
 from device_plugin.health.levels import FaultLevel
 from sandbox.cluster import save_server

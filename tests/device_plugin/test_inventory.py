@@ -15,7 +15,7 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A, ASCEND_910B_8
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, Inventory, VirtualNpu
-from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from device_plugin.inventory import ScanEntry, scan, scan_entry, virtual_name
 from npuctl.cli import main
 from npuctl.doctor.chip_table import print_scan

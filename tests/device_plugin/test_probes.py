@@ -15,7 +15,7 @@ import msgspec
 from ascend.annotations import REAL
 from ascend.observe.probes import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from sandbox.cluster import save_server
 from tests.device_plugin.api import running, until
 from tests.device_plugin.whole import Whole, whole_node

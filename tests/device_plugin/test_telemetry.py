@@ -20,7 +20,7 @@ from ascend.errors import InvalidValue
 from ascend.kube.objects import PODS
 from ascend.slices import ContainerKind, ContainerRequest, deal, effective_request
 from device_plugin.app import Plugin
-from device_plugin.driver.simulated import SimulatedChip, SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedChip, SimulatedServer
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.driver.telemetry import LIMITS, Quantity, plausible
 from device_plugin.ledger.allocations import Allocation, ContainerPart

@@ -14,7 +14,7 @@ from ascend.kube.objects import EVENTS, PODS, Pod
 from ascend.vnpus import parse_vnpu, resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips import scanner
-from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from device_plugin.pods.container_edits import CDI_FILE
 from device_plugin.pods.notices import WITHOUT
 from sandbox.cluster import pod_manifest

@@ -15,7 +15,7 @@ from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
 from device_plugin.app import Plugin
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
-from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from device_plugin.publish.node_object import OwnNode, OwnNodeStatus
 from device_plugin.serving import withdrawal
 from device_plugin.serving.servicer import NoDevicesServicer

@@ -8,7 +8,7 @@ from typing import Final
 from ascend.annotations import PREDICATE_TIME, REAL
 from ascend.kube.objects import PODS
 from ascend.vnpus import Vnpu, parse_vnpu
-from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from tests.e2e.lab import Break, Lab
 from tests.e2e.test_vnpus import SIZE, create, cut_chip
 

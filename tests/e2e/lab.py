@@ -10,7 +10,7 @@ import msgspec
 from ascend.annotations import DISTRIBUTED
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from sandbox.cluster import save_server
 from tests.cluster.cluster import Cluster
 from tests.e2e.node import WorldNode

@@ -10,7 +10,7 @@ import msgspec
 
 from ascend.kube.objects import Pod
 from ascend.products import Product
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.kubelet.pod_resources import read_ledger
 from sandbox.cluster import full_server, save_server
 from tests.e2e.programs import Program, is_ready

@@ -8,8 +8,8 @@ import pytest
 from ascend.annotations import CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
-from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.driver.simulated_file import SimulatedServer
 from sandbox.cluster import save_server
 from tests.e2e.node import WorldNode
 from tests.e2e.test_cores import create

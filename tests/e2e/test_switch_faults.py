@@ -8,7 +8,7 @@ import msgspec
 from ascend.deviceinfo import NAMESPACE, SWITCH_INFO, config_map_name
 from ascend.kube.objects import CONFIG_MAPS
 from ascend.products import ASCEND_A3_16
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from sandbox.cluster import save_server
 from tests.e2e.sandboxed import sandbox_world

@@ -7,7 +7,7 @@ from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, KUBELE
 from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
 from ascend.vnpus import Vnpu, parse_vnpu
-from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.driver.simulated_file import SimulatedVirtualNpu
 from tests.bench.fake_cluster import fake_node
 from tests.e2e.node import WorldNode
 from tests.e2e.programs import is_ready

@@ -28,7 +28,7 @@ from ascend.leaf_switches import read_switches
 from ascend.serving.frames import PREFACE, BrokenError
 from ascend.serving.http2 import Http2, Stream
 from ascend.turn import at_once
-from device_plugin.driver.dcmi.calls import Calls
+from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.fault_rules import default_rules, read_rules
 from device_plugin.kubelet.pods_api import _PodList, parse_registrations
@@ -329,7 +329,7 @@ class _Library:
 
 def dcmi(data: bytes) -> None:
     """The answers of the driver's library."""
-    calls = Calls(_Library(data), lambda *_: None)  # type: ignore[arg-type] # its functions alone are used
+    calls = DividingCalls(_Library(data), lambda *_: None)  # type: ignore[arg-type] # its functions alone are used
     for read in (
         calls.version, calls.cards, lambda: calls.devices(0), lambda: calls.phy_id(0), lambda: calls.chip_info((0, 0)),
         lambda: calls.roce_address((0, 0)), lambda: calls.super_pod((0, 0)), lambda: calls.resources((0, 0)),

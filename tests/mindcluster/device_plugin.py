@@ -22,7 +22,7 @@ from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Pod
 from ascend.kube.reflector import Reflector
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.kubelet.pod_resources import read_ledger
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc

@@ -22,7 +22,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES
 from ascend.observe.probes import add_probes
 from ascend.serving.http import serve_http
 from ascend.templates import RESOURCE_CORES
-from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_file import SimulatedServer
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.settings import Settings
 from npuctl.doctor import processes

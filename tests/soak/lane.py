@@ -81,11 +81,8 @@ class Lane:
         Raises:
             Mismatch: it did not hold in time.
         """
-        try:
-            if not await wait_until(lambda: bool(condition()), (self.changes,), timeout_s):
-                raise TimeoutError
-        except TimeoutError:
-            raise Mismatch(f"not within {timeout_s:.0f} s: {what}") from None
+        if not await wait_until(lambda: bool(condition()), (self.changes,), timeout_s):
+            raise Mismatch(f"not within {timeout_s:.0f} s: {what}")
 
     async def place(self, name: str, chips: tuple[int, ...], *, grace_s: int = 0) -> None:
         """Create a pod as it is after its Binding, with a random decision time."""

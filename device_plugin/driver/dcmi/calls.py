@@ -12,14 +12,12 @@ from ctypes import byref, c_char_p, c_int, c_uint32, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dcmi.call_gate import CallGate
 from device_plugin.driver.dcmi.errors import MISSING, DcmiError
 from device_plugin.driver.dcmi.structures import (
     BoardInfo,
     ChipInfo,
     ChipInfoV2,
-    Event,
     EventFilter,
     EventHandler,
     HbmInfo,
@@ -27,8 +25,6 @@ from device_plugin.driver.dcmi.structures import (
     PcieInfo,
     ProcessInfo,
     SuperPodInfo,
-    TotalResource,
-    VirtualDeviceQuery,
 )
 
 Place: TypeAlias = tuple[int, int]
@@ -54,7 +50,6 @@ _TEXT = 256
 _ROCE_PORT = 1
 _V4, _V6 = 0, 1
 _CHIP_COMMAND, _SUPER_POD = 12, 1
-VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
 _EVERY = -1
 _MAX_PROCESSES = 256
 """The library writes as many as there are without knowing the space: up to 64 (docs/spec/dcmi.md#functions)."""
@@ -140,13 +135,13 @@ class Calls:
         """Return the ids of the cards; that of a card that was not ready at the initialization is negative."""
         count, cards = c_int(), (c_int * MAX_CARDS)()
         self._call("dcmi_get_card_list", byref(count), cards, MAX_CARDS)
-        return cards[: _within(count.value, MAX_CARDS)]
+        return cards[: within(count.value, MAX_CARDS)]
 
     def devices(self, card: int) -> range:
         """Return the numbers of the chips on a card."""
         count = c_int()
         self._call("dcmi_get_device_num_in_card", card, byref(count), target=(card,))
-        return range(_within(count.value, _MAX_DEVICES))
+        return range(within(count.value, _MAX_DEVICES))
 
     def logic_id(self, chip: Place) -> int:
         """Return the driver's running number of a chip."""
@@ -212,23 +207,6 @@ class Calls:
         self._device_info(chip, _CHIP_COMMAND, _SUPER_POD, info)
         return SuperPodPlace(info.sdid, c_int(info.super_pod_id).value, c_int(info.server_id).value)
 
-    def resources(self, chip: Place) -> tuple[int, tuple[int, ...]]:
-        """Return the number of the chip's AI cores, 0 if unknown, and the ids of its virtual NPUs."""
-        info = TotalResource()
-        self._device_info(chip, VIRTUAL_COMMAND, _TOTAL, info)
-        ids = info.vdev_id[: _within(info.vdev_num, len(info.vdev_id))]
-        cores = info.computing.aic
-        return int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids)  # a NaN fails both comparisons
-
-    def virtual_npu(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
-        """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""
-        query = VirtualDeviceQuery(vdev_id=vdev_id)
-        self._device_info(chip, VIRTUAL_COMMAND, _SINGLE, query)
-        info = query.query_info
-        return VirtualNpu(
-            vdev_id, phy_id, text_of(info.name), in_container=bool(info.is_container_used), vfg_id=info.vfg_id
-        )
-
     def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
         size = c_uint32(sizeof(info))
         self._call("dcmi_get_device_info", *chip, main, sub, byref(info), byref(size), target=chip)
@@ -258,7 +236,7 @@ class Calls:
         """Return the fault codes of a chip without repetitions, in the driver's order."""
         count, codes = c_int(), (c_uint32 * MAX_CODES)()
         self._call("dcmi_get_device_errorcode_v2", *chip, byref(count), codes, MAX_CODES, target=chip)
-        present = codes[: _within(count.value, MAX_CODES)]
+        present = codes[: within(count.value, MAX_CODES)]
         return tuple(dict.fromkeys(code for code in present if code))
 
     def set_die_policy(self, policy: int) -> None:
@@ -276,7 +254,7 @@ class Calls:
         """Return the ids of the processes that use the chip, on the host and in all containers."""
         found, count = (ProcessInfo * _MAX_PROCESSES)(), c_int()
         self._call("dcmi_get_device_resource_info", *chip, byref(found), byref(count), target=chip)
-        return tuple(int(process_info.proc_id) for process_info in found[: _within(count.value, _MAX_PROCESSES)])
+        return tuple(int(process_info.proc_id) for process_info in found[: within(count.value, _MAX_PROCESSES)])
 
     def boot_status(self, chip: Place) -> int:
         """Return how far the chip has started: ``STARTED`` once it has."""
@@ -311,16 +289,12 @@ class Calls:
             raise DcmiError(name, code, *target)
 
 
-def event_of(pointer: Any) -> Event | None:
-    """Return the event a handler is called with; None if it is called with a null pointer."""
-    return pointer.contents if pointer else None
-
-
 def text_of(raw: bytes) -> str:
     """Return a text of the library."""
     return raw.decode(errors="replace").strip()
 
 
-def _within(count: int, limit: int) -> int:
+def within(count: int, limit: int) -> int:
+    """Return how many elements of an array the library has written."""
     # A count larger than the array is an error of the library; the array is as much as it can have written.
     return max(0, min(count, limit))

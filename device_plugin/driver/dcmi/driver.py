@@ -5,13 +5,12 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import structlog
 
-from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
 from device_plugin.driver import (
     LINK_DOWN,
@@ -21,24 +20,15 @@ from device_plugin.driver import (
     FaultEvent,
     Inventory,
     VirtualNpu,
-    not_ready_sentence,
 )
 from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, STARTED, Calls, Observe, Place
+from device_plugin.driver.dcmi.discovery import Discovery
 from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
-from device_plugin.driver.dcmi.missed_chips import MissedChips
 from device_plugin.driver.dcmi.port_tool import LinkTool, PortCounters
-from device_plugin.driver.dcmi.survey import (
-    SYSFS,
-    OptionalFacts,
-    Surveyed,
-    server_type,
-    survey_card,
-    survey_missing,
-    survey_unlisted,
-)
+from device_plugin.driver.dcmi.survey import SYSFS
 from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -86,20 +76,12 @@ class DcmiDriver:
         self._observe = observe
         self._links = links if links is not None else LinkTool()
         self._counters = counters if counters is not None else PortCounters()
-        self._sysfs = sysfs
-        self._card_deadline_s = card_deadline_s
         self._pause = pause
         self._die_policy = die_policy  # None once it is set
         self._opening = threading.Lock()
         self._calls: DividingCalls | None = None
         self._ready = False
-        self._facts = OptionalFacts()
-        self._surveys: dict[int, threading.Thread] = {}
-        self._surveyed: dict[int, tuple[Surveyed, ...]] = {}
-        self._problems: dict[int, str] = {}
-        self._known: dict[int, Surveyed] = {}
-        self._initializations = 0
-        self._missed = MissedChips()
+        self._discovery = Discovery(sysfs, card_deadline_s)
         self._codes_reported = False  # by any chip, since the start
         self._code_failures: Counter[Place] = Counter()
 
@@ -117,7 +99,7 @@ class DcmiDriver:
         """
         calls = self._open(anew=anew)
         try:
-            return self._inventory(calls, calls.cards())
+            return self._discovery.inventory(calls)
         except DriverError:
             self._ready = False
             raise
@@ -128,7 +110,7 @@ class DcmiDriver:
         Raises:
             DriverError: the chip can't be read; says why.
         """
-        if self._missed.is_gone(chip):
+        if self._discovery.is_gone(chip):
             return ChipState(dropped=True)
         calls, place = self._load_chip(chip), (chip.card_id, chip.device_id)
         health = self._health(calls, place)
@@ -141,31 +123,17 @@ class DcmiDriver:
         return ChipState(codes=codes, link_up=link_up, link_s=link_s, fatal=health == FATAL)
 
     def measure(self, chip: ChipFacts, reading: Reading) -> Values:
-        """Return the values of a reading.
-
-        Raises:
-            NotMeasured: this driver does not have them.
-            DriverError: the chip can't be read; says why.
-        """
+        """Return the values of a reading; see ``MeasuringDriver``."""
         if reading is Reading.LINK_UPS:
             return {Quantity.LINK_UPS: float(self._counters.link_ups(chip.phy_id))}
         return self._load_chip(chip).measure((chip.card_id, chip.device_id), reading)
 
     def describe(self, chip: ChipFacts, label: Label) -> str:
-        """Return what identifies a chip.
-
-        Raises:
-            NotMeasured: this driver does not have it.
-            DriverError: the chip can't be read; says why.
-        """
+        """Return what identifies a chip; see ``MeasuringDriver``."""
         return self._load_chip(chip).describe((chip.card_id, chip.device_id), label)
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
-        """Announce the fault events of all chips from now on, from threads of the library.
-
-        Raises:
-            DriverError: the driver announces none, or refuses the subscription.
-        """
+        """Announce the fault events of all chips from now on, from threads of the library; see ``Driver``."""
         calls = self._open()
         handler = make_handler(lambda event: on_event(self._refresh_link(event)))
         for attempt in itertools.count(1):
@@ -191,27 +159,15 @@ class DcmiDriver:
         return partners
 
     def users(self, chip: ChipFacts) -> tuple[int, ...]:
-        """Return the ids of the processes that use a chip.
-
-        Raises:
-            DriverError: they can't be read; says why.
-        """
+        """Return the ids of the processes that use a chip; see ``ResettingDriver``."""
         return self._load_chip(chip).processes((chip.card_id, chip.device_id))
 
     def reset(self, chip: ChipFacts) -> None:
-        """Reset a chip and the chips of its reset group; returns before they have started.
-
-        Raises:
-            DriverError: the driver refuses; says why.
-        """
+        """Reset a chip and the chips of its reset group; see ``ResettingDriver``."""
         self._load_chip(chip).reset((chip.card_id, chip.device_id))
 
     def has_started(self, chip: ChipFacts) -> bool:
-        """Return whether a chip has started; one whose boot status can't be read has if it answers.
-
-        Raises:
-            DriverError: the driver does not list its card.
-        """
+        """Return whether a chip has started; one whose boot status can't be read has if it answers."""
         calls, place = self._load_chip(chip), (chip.card_id, chip.device_id)
         try:
             return calls.boot_status(place) == STARTED
@@ -219,27 +175,15 @@ class DcmiDriver:
             return self._health(calls, place) not in {None, NOT_EXISTING}
 
     def division(self, chip: ChipFacts) -> Division:
-        """Return how a chip is cut.
-
-        Raises:
-            DriverError: that can't be read; says why.
-        """
+        """Return how a chip is cut; see ``DividingDriver``."""
         return self._load_chip(chip).division((chip.card_id, chip.device_id), chip.phy_id)
 
     def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
-        """Cut a vNPU out of a chip.
-
-        Raises:
-            DriverError: the driver refuses; says why.
-        """
+        """Cut a vNPU out of a chip; see ``DividingDriver``."""
         return self._load_chip(chip).create_vnpu((chip.card_id, chip.device_id), chip.phy_id, template)
 
     def destroy_vnpu(self, chip: ChipFacts, vdev_id: int) -> None:
-        """Give the parts of a vNPU back to its chip.
-
-        Raises:
-            DriverError: the driver refuses; says why.
-        """
+        """Give the parts of a vNPU back to its chip; see ``DividingDriver``."""
         self._load_chip(chip).destroy_vnpu((chip.card_id, chip.device_id), vdev_id)
 
     def _load_chip(self, chip: ChipFacts) -> DividingCalls:
@@ -252,18 +196,19 @@ class DcmiDriver:
     def _refresh_link(self, event: FaultEvent) -> FaultEvent:
         """Return the event, after having the link of its chip read if that is concerned."""
         if event.code == LINK_DOWN:
-            for phy_id in [phy_id for phy_id, chip in self._known.items() if chip.facts.logic_id == event.logic_id]:
+            for phy_id in self._discovery.with_logic_id(event.logic_id):
                 self._links.suspect(phy_id)
         return event
 
-    def _open(self, *, anew: bool = False) -> Calls:
+    def _open(self, *, anew: bool = False) -> DividingCalls:
         with self._opening:
             if self._calls is None:
                 self._calls = self._bind(load(self._path), self._observe)
             if anew or not self._ready:
                 self._ready = False
                 self._calls.init()
-                self._ready, self._initializations = True, self._initializations + 1
+                self._ready = True
+                self._discovery.initializations += 1
             self._set_die_policy(self._calls)
             return self._calls
 
@@ -281,78 +226,6 @@ class DcmiDriver:
         log.info("the policy of dies is set", policy=self._die_policy)
         self._die_policy = None
         calls.init()  # which cards count as ready depends on it
-
-    def _inventory(self, calls: Calls, table: list[int]) -> Inventory:
-        version = self._facts.get("driver version", calls.version, "")
-        cards = [card for card in dict.fromkeys(table) if card >= 0]
-        self._survey(calls, cards)
-        chips: dict[int, Surveyed] = {}
-        repeated = 0
-        for surveyed in itertools.chain.from_iterable(self._surveyed.get(card, ()) for card in cards):
-            facts = surveyed.facts
-            if (other := chips.setdefault(facts.phy_id, surveyed)) is not surveyed:
-                repeated += 1
-                log.error(
-                    "two chips have the same physical id",
-                    phy_id=facts.phy_id,
-                    card=facts.card_id,
-                    kept=other.facts.card_id,
-                )
-        not_ready = sum(card < 0 for card in table)
-        problems = _problems(not_ready, len(table), (self._problems.get(card, "") for card in cards))
-        found = [chips[phy_id] for phy_id in sorted(chips)]
-        kind = server_type(found) if found else None
-        if kind is None:
-            raise DriverError(_why_no_chip(problems, found))
-        per_card = max(len(self._surveyed.get(card, ())) for card in cards)
-        unlisted, unidentified = survey_unlisted(calls, found, self._known, per_card * (len(cards) + not_ready))
-        chips |= {chip.facts.phy_id: chip for chip in unlisted if chip.facts.phy_id not in chips}
-        missing = survey_missing(self._known, chips)
-        chips |= missing
-        self._known |= chips
-        self._missed.note((chip.facts for chip in chips.values()), self._initializations)
-        super_pod = next((chip.super_pod for chip in found if chip.super_pod is not None), None)
-        return Inventory(
-            chip_type=kind,
-            chips=tuple(chips[phy_id].facts for phy_id in sorted(chips)),
-            driver_version=version,
-            ai_cores=next((chip.ai_cores for chip in found if chip.ai_cores), 0),
-            board_id=next((chip.board_id for chip in found if chip.board_id), 0),
-            super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
-            server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
-            # In the table, a die that was not ready beside a ready one has the id of the first chip.
-            not_ready=not_ready + repeated + len(missing),
-            unidentified=unidentified,
-            problems=problems,
-        )
-
-    def _survey(self, calls: Calls, cards: list[int]) -> None:
-        """Survey all cards at the same time, each in a thread. A card that hangs keeps its thread."""
-
-        def survey(card: int) -> None:
-            known = self._surveyed.get(card, ())
-            try:
-                self._surveyed[card], problem = survey_card(calls, self._facts, card, known, self._sysfs)
-            except DriverError as error:
-                problem = error.message
-            self._note_problem(card, problem)
-
-        for card in cards:
-            running = self._surveys.get(card)
-            if running is None or not running.is_alive():
-                self._surveys[card] = threading.Thread(target=survey, args=(card,), name=f"card {card}", daemon=True)
-                self._surveys[card].start()
-        deadline_s = time.monotonic() + self._card_deadline_s
-        for card in cards:
-            self._surveys[card].join(max(0.0, deadline_s - time.monotonic()))
-            if self._surveys[card].is_alive():
-                self._note_problem(card, f"card {card} has not answered for {self._card_deadline_s:g} s")
-
-    def _note_problem(self, card: int, problem: str) -> None:
-        before = self._problems.get(card, "")
-        self._problems[card] = problem
-        if problem and problem != before:
-            log.error("a card can't be read", card=card, error=problem)
 
     def _health(self, calls: Calls, place: Place) -> int | None:
         """Return the driver's health value; None if the call fails for another reason than the chip."""
@@ -376,18 +249,3 @@ class DcmiDriver:
             raise
         self._codes_reported = True
         return codes
-
-
-def _problems(not_ready: int, cards: int, of_cards: Iterable[str]) -> tuple[str, ...]:
-    problems = sorted({*of_cards} - {""})
-    if not_ready:
-        problems.insert(0, not_ready_sentence(not_ready, cards))
-    return tuple(problems)
-
-
-def _why_no_chip(problems: Iterable[str], found: Sequence[Surveyed]) -> str:
-    if found:
-        names = sorted({f"{chip.facts.chip_name!r} on board {chip.board_id or 0:#x}" for chip in found})
-        return f"no chip of the 910 family: {', '.join(names)}"
-    sentences = "; ".join(problems)
-    return f"no card can be read: {sentences}" if sentences else "the driver lists no card"

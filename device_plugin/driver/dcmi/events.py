@@ -7,8 +7,7 @@ from typing import Any
 import structlog
 
 from device_plugin.driver import Assertion, FaultEvent
-from device_plugin.driver.dcmi.calls import event_of
-from device_plugin.driver.dcmi.structures import EventHandler
+from device_plugin.driver.dcmi.structures import Event, EventHandler
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -35,7 +34,7 @@ def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:
 
     def relay(pointer: Any) -> None:
         try:
-            event = event_of(pointer)
+            event: Event | None = pointer.contents if pointer else None
             if event is None or event.type != _FAULT:
                 return
             fault = event.dms_event

@@ -11,7 +11,8 @@ import structlog
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import NO_CARD, ChipFacts, ChipType, VirtualNpu
-from device_plugin.driver.dcmi.calls import MAX_ID, Calls, Place, SuperPodPlace
+from device_plugin.driver.dcmi.calls import MAX_ID, Place, SuperPodPlace
+from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.dcmi.errors import UNSUPPORTED_CODES, DcmiError
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -166,7 +167,7 @@ def server_type(found: Sequence[Surveyed]) -> ChipType | None:
 
 
 def survey_unlisted(
-    calls: Calls, listed: Sequence[Surveyed], known: Mapping[int, Surveyed], expected: int
+    calls: DividingCalls, listed: Sequence[Surveyed], known: Mapping[int, Surveyed], expected: int
 ) -> tuple[tuple[Surveyed, ...], int]:
     """Return the chips whose cards the driver does not list, and how many of them are unknown even to the kernel.
 
@@ -210,7 +211,7 @@ def survey_missing(known: Mapping[int, Surveyed], found: Container[int]) -> dict
 
 
 def survey_card(
-    calls: Calls, facts: OptionalFacts, card: int, known: Sequence[Surveyed], sysfs: Path
+    calls: DividingCalls, facts: OptionalFacts, card: int, known: Sequence[Surveyed], sysfs: Path
 ) -> tuple[tuple[Surveyed, ...], str]:
     """Return the chips of a card, and why the ids of one can't be read; empty if all were read.
 
@@ -236,7 +237,7 @@ def survey_card(
     return tuple(chips), problem
 
 
-def _survey_chip(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -> Surveyed:
+def _survey_chip(calls: DividingCalls, facts: OptionalFacts, chip: Place, sysfs: Path) -> Surveyed:
     logic_id = _checked("logic id", calls.logic_id(chip), chip)
     phy_id = _checked("physical id", calls.phy_id(logic_id, chip), chip)
     name, cores_by_name = facts.get("chip name", lambda: calls.chip_info(chip), ("", 0), chip)
@@ -279,7 +280,9 @@ def _checked(what: str, value: int, chip: Place) -> int:
     return value
 
 
-def _resources(calls: Calls, facts: OptionalFacts, chip: Place, phy_id: int) -> tuple[int, tuple[VirtualNpu, ...]]:
+def _resources(
+    calls: DividingCalls, facts: OptionalFacts, chip: Place, phy_id: int
+) -> tuple[int, tuple[VirtualNpu, ...]]:
     ai_cores, virtual_ids = calls.resources(chip)
     vnpus = tuple(
         facts.get(
@@ -293,7 +296,7 @@ def _resources(calls: Calls, facts: OptionalFacts, chip: Place, phy_id: int) -> 
     return ai_cores, vnpus
 
 
-def _numa_node(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -> int | None:
+def _numa_node(calls: DividingCalls, facts: OptionalFacts, chip: Place, sysfs: Path) -> int | None:
     node = node_of_cpus(facts.get("CPU affinity", lambda: calls.cpu_affinity(chip), "", chip), sysfs)
     if node is None:
         node = node_of_pci(facts.get("PCI address", lambda: calls.pci_address(chip), "", chip), sysfs)
