@@ -44,7 +44,7 @@ from device_plugin.ledger.cores import kind_of
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.offers import DeviceService, OfferMaker, PluginContext
+from device_plugin.offers import DeviceService, OfferMaker
 from device_plugin.parts import ChipMonitoring, DeviceServing, Probes
 from device_plugin.pods.cdi_file import ContainerInjector
 from device_plugin.pods.claims import ClaimWriter
@@ -480,7 +480,7 @@ class Plugin:
         watch = Reflector(client, PODS, self.ledgers, field_selector=f"spec.nodeName={settings.node_name}")
         lock = InstanceLock(settings.device_plugin_dir)
         succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
-        context = PluginContext(
+        maker = OfferMaker(
             settings=settings,
             client=client,
             events=events,
@@ -495,8 +495,8 @@ class Plugin:
             refresh=watch.refresh,
             inject=self._inject,
             host_ip=lambda: self._host_ip,
+            order=self.order,
         )
-        maker = OfferMaker(context, self.order)
         cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None
         return DeviceServing(
             watch, kubelet_pods, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores

@@ -4,14 +4,14 @@ Whole chips are offered always, the vNPUs of a size once there is one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ascend.annotations import REAL
 from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.kube.client import KubeClient
-from ascend.kube.events import EventRecorder, Regarding
+from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Pod
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, DividingDriver
@@ -21,7 +21,6 @@ from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.ledger.allocations import Allocation, DeviceLedger
 from device_plugin.ledger.cores import kind_of, offered_cores
 from device_plugin.ledger.ledgers import Ledgers
-from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
@@ -31,7 +30,7 @@ from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.devices import ChipDevices, Devices, Inject
-from device_plugin.pods.notices import FaultNotices, PodNotices
+from device_plugin.pods.notices import FaultNotices, PodNotices, pod_announcer
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.node_object import node_announcer
 from device_plugin.publish.order import CoreOrder, PublishingOrder
@@ -63,60 +62,6 @@ class DeviceService:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginContext:
-    """What all offers have in common.
-
-    Attributes:
-        settings: of the plugin.
-        client: the API server.
-        events: posts Events.
-        kubelet_pods: lists the kubelet's pods.
-        snapshots: the node's chips.
-        ledgers: what pods hold.
-        metrics: of the plugin.
-        claims: writes what pods were given.
-        lock: of this node's instances.
-        instance: distinguishes the sockets of this process from those of others.
-        succession: hands the kubelet over to another instance.
-        refresh: waits until the watch of the node's pods has caught up with the API server.
-        inject: returns what a container with devices of a type gets, or raises Refusal.
-        host_ip: returns this node's address.
-    """
-
-    settings: Settings
-    client: KubeClient
-    events: EventRecorder
-    kubelet_pods: KubeletPods
-    snapshots: Observable[Snapshot | None]
-    ledgers: Ledgers
-    metrics: Metrics
-    claims: ClaimWriter
-    lock: InstanceLock
-    instance: str
-    succession: Succession
-    refresh: Callable[[], Awaitable[None]]
-    inject: Inject
-    host_ip: Callable[[], str]
-
-    def facts(self, chip: int) -> ChipFacts | None:
-        """Return a chip by its physical id."""
-        chips = self.snapshots.value.chips if self.snapshots.value is not None else ()
-        return next((candidate.facts for candidate in chips if candidate.chip_id == chip), None)
-
-    def answering_chips(self) -> list[int]:
-        """Return the physical ids of the chips that the driver can be asked about."""
-        snapshot = self.snapshots.value
-        chips = snapshot.chips if snapshot is not None else ()
-        resetting = snapshot.recovering if snapshot is not None else 0
-        return [chip.chip_id for chip in chips if chip.facts.is_listed and not resetting >> chip.chip_id & 1]
-
-    def static_vnpus(self) -> set[tuple[int, int]]:
-        """Return the vNPUs of pods that do not request AI cores, as pairs of chip and id."""
-        used = ((kind, number) for kind, ledger in self.ledgers.vnpus.items() for number in chip_ids(ledger.used))
-        return {(vnpu.chip, vnpu.vdev_id) for vnpu in (kind.vnpu(number) for kind, number in used)}
-
-
-@dataclass(frozen=True, slots=True)
 class CoreOffer(DeviceService):
     """Offers AI cores.
 
@@ -124,13 +69,13 @@ class CoreOffer(DeviceService):
         cores: those that are offered, in the form of a snapshot.
         cutter: cuts the chips.
         keeper: gives back what nobody uses.
-        node: what all offers have in common.
+        node: has the chips and what pods hold.
     """
 
     cores: Observable[Snapshot | None]
     cutter: Cutter
     keeper: CoreKeeper
-    node: PluginContext
+    node: "OfferMaker"
 
     def update(self) -> None:
         """Take over the present state of chips and pods."""
@@ -152,96 +97,146 @@ class CoreOffer(DeviceService):
             await wait_for_change(sources, versions)
 
 
+@dataclass(slots=True)
 class OfferMaker:
-    """Makes the offer of each type.
+    """Makes the offer of each type, of what all offers have in common.
 
-    Args:
-        node: what they have in common.
+    Attributes:
+        settings: of the plugin.
+        client: the API server.
+        events: posts Events.
+        kubelet_pods: lists the kubelet's pods.
+        snapshots: the node's chips.
+        ledgers: what pods hold.
+        metrics: of the plugin.
+        claims: writes what pods were given.
+        lock: of this node's instances.
+        instance: distinguishes the sockets of this process from those of others.
+        succession: hands the kubelet over to another instance.
+        refresh: waits until the watch of the node's pods has caught up with the API server.
+        inject: returns what a container with devices of a type gets, or raises Refusal.
+        host_ip: returns this node's address.
         order: decides whether the report or the kubelet comes first, for whole chips.
     """
 
-    def __init__(self, node: PluginContext, order: PublishingOrder) -> None:
-        self._node = node
-        self._order = order
-        self._unwatched: set[DeviceType] = set()
+    settings: Settings
+    client: KubeClient
+    events: EventRecorder
+    kubelet_pods: KubeletPods
+    snapshots: Observable[Snapshot | None]
+    ledgers: Ledgers
+    metrics: Metrics
+    claims: ClaimWriter
+    lock: InstanceLock
+    instance: str
+    succession: Succession
+    refresh: Callable[[], Awaitable[None]]
+    inject: Inject
+    host_ip: Callable[[], str]
+    order: PublishingOrder
+    _unwatched: set[DeviceType] = field(default_factory=set, init=False)
+
+    def facts(self, chip: int) -> ChipFacts | None:
+        """Return a chip by its physical id."""
+        chips = self.snapshots.value.chips if self.snapshots.value is not None else ()
+        return next((candidate.facts for candidate in chips if candidate.chip_id == chip), None)
+
+    def answering_chips(self) -> list[int]:
+        """Return the physical ids of the chips that the driver can be asked about."""
+        if (snapshot := self.snapshots.value) is None:
+            return []
+        chips = (chip for chip in snapshot.chips if chip.facts.is_listed)
+        return [chip.chip_id for chip in chips if not snapshot.recovering >> chip.chip_id & 1]
+
+    def static_vnpus(self) -> set[tuple[int, int]]:
+        """Return the vNPUs of pods that do not request AI cores, as pairs of chip and id."""
+        used = ((kind, number) for kind, ledger in self.ledgers.vnpus.items() for number in chip_ids(ledger.used))
+        return {(vnpu.chip, vnpu.vdev_id) for vnpu in (kind.vnpu(number) for kind, number in used)}
 
     def make(self, device_type: DeviceType) -> DeviceService:
         """Return the offer of a type."""
-        node = self._node
-        ledger = node.ledgers.serve(device_type)
-        snapshots = OfferedDevices(node.snapshots, device_type)
-        order = PublishingOrder(reported=-1) if device_type.suffix else self._order
-
-        notices, devices = self._notices(ledger), ChipDevices(ledger, node.inject)
-        matcher, reconciler = self._matcher(devices, snapshots), self._reconciler(devices, notices)
-        once = pod_announcer(node.events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(snapshots, ledger.pods, ledger.allocations, once)
-
-        registration = self._registration(device_type, snapshots, matcher, reconciler, order)
-        return DeviceService(device_type, matcher, reconciler, fault_notices, registration)
+        ledger = self.ledgers.serve(device_type)
+        snapshots = OfferedDevices(self.snapshots, device_type)
+        order = PublishingOrder(reported=-1) if device_type.suffix else self.order
+        return self._service(ChipDevices(ledger, self.inject), self._notices(ledger), snapshots, snapshots, order)
 
     def make_cores(self, driver: DividingDriver) -> CoreOffer:
         """Return the offer of AI cores."""
-        node, ledger = self._node, self._node.ledgers.cores
-
-        cutter = Cutter(driver, node.facts)
-        vnpus = CutVnpus(cutter, node.answering_chips)
-        notices = self._notices(ledger)
+        ledger = self.ledgers.cores
+        cutter, notices = Cutter(driver, self.facts), self._notices(ledger)
+        vnpus = CutVnpus(cutter, self.answering_chips)
         keeper = CoreKeeper(
             ledger,
             vnpus,
-            settle=lambda: reconciler.settle(),  # noqa: PLW0108 - made below
-            others=node.static_vnpus,
+            settle=lambda: made.reconciler.settle(),  # noqa: PLW0108 - made below
+            others=self.static_vnpus,
             notices=notices,
-            announce_node=node_announcer(node.events, node.settings.node_name),
+            announce_node=node_announcer(self.events, self.settings.node_name),
         )
         devices = CoreDevices(
             ledger,
             vnpus,
             keeper,
-            others=node.static_vnpus,
-            whole=lambda: node.ledgers.without_cores,
-            inject=node.inject,
+            others=self.static_vnpus,
+            whole=lambda: self.ledgers.without_cores,
+            inject=self.inject,
             notices=notices,
         )
-        matcher, reconciler = self._matcher(devices, node.snapshots), self._reconciler(devices, notices)
-        once = pod_announcer(node.events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(node.snapshots, ledger.pods, ledger.allocations, once, WHOLE_CHIPS)
         cores: Observable[Snapshot | None] = Observable(None)
-        order = CoreOrder(node.snapshots, self._order)
-        registration = self._registration(CORES, cores, matcher, reconciler, order)
-        return CoreOffer(CORES, matcher, reconciler, fault_notices, registration, cores, cutter, keeper, node)
+        made = self._service(devices, notices, self.snapshots, cores, CoreOrder(self.snapshots, self.order))
+        return CoreOffer(
+            CORES, made.matcher, made.reconciler, made.fault_notices, made.registration, cores, cutter, keeper, self
+        )
 
     def _notices(self, ledger: DeviceLedger) -> PodNotices:
-        return PodNotices(ledger.pods, pod_announcer(self._node.events, "Allocation"), self._node.metrics)
+        return PodNotices(ledger.pods, pod_announcer(self.events, "Allocation"), self.metrics)
 
-    def _matcher(self, devices: Devices, snapshots: Observable[Snapshot | None]) -> AdmissionMatcher:
-        pods, allocations, kubelet_pods = devices.ledger.pods, devices.ledger.allocations, self._node.kubelet_pods.list
-        return AdmissionMatcher(
-            snapshots=snapshots,
+    def _service(
+        self,
+        devices: Devices,
+        notices: PodNotices,
+        judged: Observable[Snapshot | None],
+        listed: Observable[Snapshot | None],
+        order: PublishingOrder,
+    ) -> DeviceService:
+        """Return what serves a type of devices.
+
+        Args:
+            devices: the type.
+            notices: tells pods what does not match.
+            judged: the devices whose health decides what a pod gets; for AI cores the chips.
+            listed: the devices in the kubelet's list.
+            order: decides whether that or the report comes first.
+        """
+        ledger, kubelet_pods = devices.ledger, self.kubelet_pods.list
+        pods, allocations, device_type = ledger.pods, ledger.allocations, ledger.device_type
+        matcher = AdmissionMatcher(
+            snapshots=judged,
             devices=devices,
             finder=AdmittedPodFinder(pods, allocations, kubelet_pods=kubelet_pods, api_pods=self._api_pods),
-            refresh=self._node.refresh,
+            refresh=self.refresh,
             on_allocation=self._claim,
         )
-
-    def _reconciler(self, devices: Devices, notices: PodNotices) -> Reconciler:
-        return Reconciler(
-            self._node.settings.pod_resources_socket,
+        reconciler = Reconciler(
+            self.settings.pod_resources_socket,
             devices,
-            kubelet_pods=self._node.kubelet_pods.list,
+            kubelet_pods=kubelet_pods,
             claim=self._claim,
-            metrics=self._node.metrics,
+            metrics=self.metrics,
             notices=notices,
         )
+        tell = pod_announcer(self.events, "WatchHealth", once=True)
+        named = WHOLE_CHIPS if device_type == CORES else device_type
+        fault_notices = FaultNotices(judged, pods, allocations, tell, named)
+        registration = self._registration(device_type, listed, matcher, reconciler, order)
+        return DeviceService(device_type, matcher, reconciler, fault_notices, registration)
 
     def _claim(self, allocation: Allocation, others: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        node = self._node
         namespace, _, name = allocation.pod.partition("/")
-        annotations = claim_annotations(allocation, node.snapshots.value, pod_name=name, host_ip=node.host_ip())
+        annotations = claim_annotations(allocation, self.snapshots.value, pod_name=name, host_ip=self.host_ip())
         if not annotations[REAL]:
             del annotations[REAL]  # which vNPU it has is unknown
-        node.claims.write(uid=allocation.uid, namespace=namespace, name=name, annotations={**annotations, **others})
+        self.claims.write(uid=allocation.uid, namespace=namespace, name=name, annotations={**annotations, **others})
 
     def _registration(
         self,
@@ -251,7 +246,7 @@ class OfferMaker:
         reconciler: Reconciler,
         order: PublishingOrder,
     ) -> Registration:
-        node, settings = self._node, self._node.settings
+        settings = self.settings
         if settings.dynamic_vnpus == (device_type == CORES):
             self._unwatched.add(device_type)
 
@@ -260,14 +255,14 @@ class OfferMaker:
                 snapshots=snapshots,
                 matcher=matcher,
                 order=order,
-                metrics=node.metrics,
+                metrics=self.metrics,
                 on_watched=lambda: self._watch_succession(device_type),
                 before_first_call=reconciler.catch_up,
                 device_type=device_type,
             )
 
         async def meet_new_kubelet() -> None:
-            node.lock.renew()  # its folder may have been recreated
+            self.lock.renew()  # its folder may have been recreated
             await reconciler.forget_lost()
 
         folder = settings.device_plugin_dir
@@ -275,43 +270,27 @@ class OfferMaker:
             folder,
             settings.pod_resources_socket,
             settings.plugins_registry_dir,
-            node.kubelet_pods.registrations,
-            node_announcer(node.events, settings.node_name),
+            self.kubelet_pods.registrations,
+            node_announcer(self.events, settings.node_name),
             device_type=device_type,
         )
         return Registration(
             folder,
             make_servicer,
-            node.metrics,
+            self.metrics,
             on_new_kubelet=meet_new_kubelet,
-            succession=node.succession,
+            succession=self.succession,
             others=others,
             device_type=device_type,
-            instance=node.instance,
+            instance=self.instance,
         )
 
     def _watch_succession(self, device_type: DeviceType) -> None:
         """Let the instance before this one end once the kubelet has the devices of all types from this one."""
         self._unwatched.discard(device_type)
         if not self._unwatched:
-            self._node.lock.settle()
+            self.lock.settle()
 
     async def _api_pods(self) -> Sequence[Pod]:
-        own = f"spec.nodeName={self._node.settings.node_name}"
-        return await self._node.client.list_objects(PODS, field_selector=own)
-
-
-def pod_announcer(events: EventRecorder, action: str, *, once: bool = False) -> Callable[[NodePod, str, str], None]:
-    """Return a callback that publishes Events about a pod: the pod, a reason and a sentence.
-
-    Args:
-        events: posts them.
-        action: what is being done, a CamelCase word.
-        once: whether one that an earlier process posted is enough.
-    """
-
-    def announce(pod: NodePod, reason: str, sentence: str) -> None:
-        regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
-        events.publish(regarding, reason, sentence, action=action, once=once)
-
-    return announce
+        own = f"spec.nodeName={self.settings.node_name}"
+        return await self.client.list_objects(PODS, field_selector=own)

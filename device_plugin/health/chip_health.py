@@ -11,8 +11,8 @@ from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, FaultLevel
 from device_plugin.health.lost_contact import LostContact
 from device_plugin.health.moment import Moment
-from device_plugin.health.snapshot import DOUBTS, NO_CODE, Chip, EarlierState, FaultRecord, UpgradeReason
-from device_plugin.health.upgrades import Upgrades, raised
+from device_plugin.health.snapshot import DOUBTS, Chip, EarlierState, FaultRecord
+from device_plugin.health.upgrades import NO_CODE, UpgradeReason, Upgrades, raised
 
 _READMISSION = "no fault, waiting for an operator to readmit it"
 

@@ -2,15 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
 
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.health.levels import FaultLevel
-
-UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
+from device_plugin.health.upgrades import UpgradeReason
 
 RESETTING = "Resetting"
 """Why a chip without a fault is unhealthy: it is withheld, because it is reset together with others."""
@@ -24,9 +22,6 @@ IN_USE, CUT, REMOVED = "ChipInUse", "CutIntoVirtual", "Removed"
 """Why a device of a chip without a fault is unhealthy: it can't be offered in this form."""
 
 _NO_FAULTS = frozenset({"", RESETTING, IN_USE, CUT, REMOVED})
-
-NO_CODE = 0
-"""The code of an upgrade reason without a fault: an operator separated the chip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +39,6 @@ class FaultRecord:
     name: str
     since_ms: int
     level: FaultLevel
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeReason:
-    """Why a fault is more serious than its code; survives a restart of the plugin.
-
-    See docs/spec/node-report.md#upgradefaultreason.
-
-    Attributes:
-        code: as the driver reports it; ``NO_CODE`` if an operator separated the chip.
-        level: the level it was raised to.
-        kind: the rule.
-        time_ms: when, in Unix milliseconds.
-    """
-
-    code: int
-    level: FaultLevel
-    kind: UpgradeKind
-    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,38 @@
 import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.fault_rules import DurationRule, FaultRules
 from device_plugin.health.frequency import Counter
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.moment import Moment
-from device_plugin.health.snapshot import UpgradeReason
+
+UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
+
+NO_CODE = 0
+"""The code of an upgrade reason without a fault: an operator separated the chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeReason:
+    """Why a fault is more serious than its code; survives a restart of the plugin.
+
+    See docs/spec/node-report.md#upgradefaultreason.
+
+    Attributes:
+        code: as the driver reports it; ``NO_CODE`` if an operator separated the chip.
+        level: the level it was raised to.
+        kind: the rule.
+        time_ms: when, in Unix milliseconds.
+    """
+
+    code: int
+    level: FaultLevel
+    kind: UpgradeKind
+    time_ms: int
 
 
 class Debounce:

@@ -13,6 +13,7 @@ import structlog
 from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.fault_codes import meaning_of
+from ascend.kube.events import EventRecorder, Regarding
 from device_plugin.device_types import DeviceType
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import REMOVED, FaultRecord, Snapshot
@@ -30,6 +31,22 @@ WITHOUT: Final = "NPURunsWithoutChips"
 
 Announce = Callable[[NodePod, str, str], None]
 """Receives a pod, a reason (CamelCase), and a sentence."""
+
+
+def pod_announcer(events: EventRecorder, action: str, *, once: bool = False) -> Announce:
+    """Return a callback that publishes Events about a pod: the pod, a reason and a sentence.
+
+    Args:
+        events: posts them.
+        action: what is being done, a CamelCase word.
+        once: whether one that an earlier process posted is enough.
+    """
+
+    def announce(pod: NodePod, reason: str, sentence: str) -> None:
+        regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
+        events.publish(regarding, reason, sentence, action=action, once=once)
+
+    return announce
 
 
 class PodNotices:

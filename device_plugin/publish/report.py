@@ -9,7 +9,8 @@ from ascend.errors import InvalidValue
 from ascend.fabric_switches import SwitchReport
 from ascend.faults import Fault, FaultTime, chip_fault
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
+from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot
+from device_plugin.health.upgrades import NO_CODE, UpgradeKind, UpgradeReason
 
 AUTOFILL_CODE = "AutofillFaultCode"
 """The fault code of a chip that an operator separated without a fault (docs/spec/faults.md#manual-separation)."""

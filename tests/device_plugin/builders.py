@@ -9,7 +9,8 @@ from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSp
 from ascend.vnpus import parse_vnpu
 from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot, UpgradeReason
+from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot
+from device_plugin.health.upgrades import UpgradeReason
 
 
 def pod(

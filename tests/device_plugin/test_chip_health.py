@@ -20,7 +20,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
 from device_plugin.driver import LINK_DOWN
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import UpgradeReason
+from device_plugin.health.upgrades import UpgradeReason
 from device_plugin.publish import reporter as report_module
 from device_plugin.publish.device_info_configmap import SIGNATURE
 from device_plugin.publish.readmission_labels import CHIPS

@@ -11,8 +11,8 @@ from ascend.faults import FaultTime
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.health.switch_faults import assess
+from device_plugin.health.upgrades import UpgradeReason
 from device_plugin.publish.report import (
     AUTOFILL_CODE,
     MAX_CODES,

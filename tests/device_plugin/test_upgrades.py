@@ -13,8 +13,7 @@ from device_plugin.driver import LINK_DOWN
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import UpgradeReason
-from device_plugin.health.upgrades import Debounce
+from device_plugin.health.upgrades import Debounce, UpgradeReason
 from tests.device_plugin.builders import server
 from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
 
