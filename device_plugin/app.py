@@ -32,7 +32,8 @@ from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.driver.dcmi.port_tool import PortCounters
 from device_plugin.hang import HangDetector
-from device_plugin.health.fault_rules import FaultRules, default_rules
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.moment import RunningTime
 from device_plugin.health.snapshot import Snapshot

@@ -15,7 +15,7 @@ from ascend.errors import AscendError, DriverError
 from ascend.vnpus import Vnpu
 from device_plugin.chips.call_thread import CallThread, R
 from device_plugin.driver import ChipFacts, Driver, Inventory, VirtualNpu
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import CARD_DROP
 from device_plugin.health.moment import present_moment

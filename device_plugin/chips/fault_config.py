@@ -10,7 +10,8 @@ from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, ConfigMap
 from ascend.kube.reflector import Reflector
-from device_plugin.health.fault_rules import FaultRules, default_rules, read_rules
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.fault_rules_file import default_rules, read_rules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

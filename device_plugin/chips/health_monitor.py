@@ -284,7 +284,7 @@ def _sentence(chip: Chip, reason: str) -> str:
         case "NPUUnhealthy":
             return f"{name}: {chip.sentence}"
         case "NPUNetworkUnhealthy":
-            codes = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in chip.network_faults)
+            codes = ", ".join(map(str, chip.network_faults))
             return f"{name}: {codes or 'waiting for an operator to readmit it'}"
         case "NPUNetworkRecovered":
             return f"{name}: its network port is healthy again"

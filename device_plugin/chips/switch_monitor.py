@@ -18,7 +18,7 @@ from ascend.errors import DriverError
 from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault, SwitchReport
 from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.health.switch_faults import SwitchLevel, assess
 

@@ -32,7 +32,7 @@ NETWORK_FAULT = 0x110001024
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The driver's table of cards: what it found when it was initialized, as with the real one.
+    """The driver's table of cards as of its initialization, as with the real driver.
 
     Attributes:
         absent: chips that were off the bus.

@@ -44,19 +44,11 @@ class SimulatedSwitches:
         self._path = path
 
     def open(self) -> None:
-        """Check that the file has switches.
-
-        Raises:
-            DriverError: it has none, or is missing or malformed.
-        """
+        """Check that the file has switches; see ``SwitchDriver``."""
         self.read()
 
     def read(self) -> tuple[SwitchFault, ...]:
-        """Return the faults in the file.
-
-        Raises:
-            DriverError: the file has no switches, or is missing or malformed.
-        """
+        """Return the faults in the file; see ``SwitchDriver``."""
         try:
             faults = msgspec.json.decode(self._path.read_bytes(), type=_Server).switch_faults
         except (OSError, *UNREADABLE) as error:
@@ -66,11 +58,7 @@ class SimulatedSwitches:
         return tuple(_fault_of(fault) for fault in faults)
 
     def subscribe(self, on_event: Callable[[SwitchFault], None]) -> None:  # noqa: ARG002 - a driver's signature
-        """Refuse: a file announces nothing.
-
-        Raises:
-            DriverError: always.
-        """
+        """Refuse: a file announces nothing; see ``SwitchDriver``."""
         raise DriverError("a file announces no faults")
 
 

@@ -159,13 +159,13 @@ class ChipHealth:
         self._network_awaits = policy.manual and (self._network_awaits or self._network.bad)
 
     def _is_silent(self, now_s: float, policy: HealthSettings) -> bool:
-        if self._faults.read_s is None or not self._is_listed:
+        if self._faults.read_s is None or self._is_unlisted:
             return True
         return now_s >= self._faults.read_s + policy.stale_s
 
     @property
-    def _is_listed(self) -> bool:
-        return self.facts is None or self.facts.is_listed
+    def _is_unlisted(self) -> bool:
+        return self.facts is not None and not self.facts.is_listed
 
     def next_s(self, now_s: float, policy: HealthSettings) -> float | None:
         """Return the earliest time at which anything changes by itself; ``settle`` comes first."""
@@ -201,15 +201,11 @@ class ChipHealth:
     def _records(self, rules: FaultRules) -> tuple[list[FaultRecord], list[FaultRecord]]:
         """Return the chip's faults and the faults of its network port, the most serious first."""
         upgrades = raised(self._upgrades.reasons())
-        own: list[FaultRecord] = []
-        network: list[FaultRecord] = []
-        if not (upgrades or self._faults.codes):
-            return own, network
-        for code in upgrades.keys() | (self._faults.codes.keys() - self._bus_errors.hidden):
-            (network if code in NETWORK_CODES else own).append(self._record(code, upgrades.get(code), rules))
-        for records in (own, network):
-            records.sort(key=lambda record: (-record.level, record.code))
-        return own, network
+        codes = upgrades.keys() | (self._faults.codes.keys() - self._bus_errors.hidden)
+        records = [self._record(code, upgrades.get(code), rules) for code in codes]
+        records.sort(key=lambda record: (-record.level, record.code))
+        network = [record for record in records if record.code in NETWORK_CODES]
+        return [record for record in records if record.code not in NETWORK_CODES], network
 
     def _record(self, code: int, upgrade: tuple[FaultLevel, int] | None, rules: FaultRules) -> FaultRecord:
         """Return a fault as reported: if a rule raised it, with the rule's level and time.
@@ -275,15 +271,13 @@ class ChipHealth:
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
 
     def _why_silent(self, policy: HealthSettings) -> str:
-        if not self._is_listed:
+        if self._is_unlisted:
             return "the driver does not list it"
-        if self.was_read:
-            return f"the driver has not reported it for {policy.stale_s:g} s"
-        return "the driver has not reported it yet"
+        return f"the driver has not reported it {f'for {policy.stale_s:g} s' if self.was_read else 'yet'}"
 
     def _why_barred(self, own: Sequence[FaultRecord]) -> tuple[str, str]:
         barring = [record for record in own if record.level.bars_new_use]
-        named = _named(barring)
+        named = ", ".join(map(str, barring))
         if self._level(own) is FaultLevel.MANUALLY_SEPARATE:
             return "ManuallySeparated", ", ".join(filter(None, (named, "separated until an operator puts it back")))
         if any(record.code == CARD_DROP for record in barring):
@@ -292,7 +286,7 @@ class ChipHealth:
 
     def _why_network(self, network: Sequence[FaultRecord], policy: HealthSettings) -> str:
         if barring := [record for record in network if record.level.bars_network]:
-            return _named(barring)
+            return ", ".join(map(str, barring))
         if self._network.bad:
             return _recovering([self._network], policy)
         return _READMISSION if self.network_awaits else ""
@@ -300,10 +294,6 @@ class ChipHealth:
 
 def _most_serious(records: Sequence[FaultRecord]) -> FaultLevel:
     return records[0].level if records else FaultLevel.NORMAL
-
-
-def _named(records: Iterable[FaultRecord]) -> str:
-    return ", ".join(f"{record.name} ({record.level.wire})" for record in records)
 
 
 def _recovering(dampers: Iterable[Damper], policy: HealthSettings) -> str:

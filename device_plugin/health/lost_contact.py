@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from device_plugin.driver import ChipState
-from device_plugin.health.fault_rules import FaultRules, default_rules
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES
 from device_plugin.health.moment import Moment
 

@@ -95,8 +95,7 @@ def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> C
         return replace(vnpu, reason=IN_USE, sentence="a pod that requests AI cores has it")
     if vnpu.healthy and vnpu.level.bars_new_use and not found.running >> number & 1:
         # The chip counts as healthy for the sake of a pod with another vNPU.
-        faults = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in vnpu.faults)
-        return replace(vnpu, reason="Fault", sentence=faults)
+        return replace(vnpu, reason="Fault", sentence=", ".join(map(str, vnpu.faults)))
     return vnpu
 
 

@@ -40,6 +40,9 @@ class FaultRecord:
     since_ms: int
     level: FaultLevel
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.level.wire})"
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierState:

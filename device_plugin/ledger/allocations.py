@@ -250,7 +250,7 @@ class DeviceLedger:
         return self._taken(self.pods)
 
     def used_by_others(self, uid: str) -> ChipSet:
-        """Return the used devices, without those that are only written on one pod."""
+        """Return the devices used by other pods than one."""
         return self._taken(pod for pod in self.pods if pod.uid != uid)
 
     @property

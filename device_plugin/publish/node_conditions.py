@@ -83,10 +83,15 @@ def _condition(
         return Condition(kind, "False", NO_FAULT, healthy)
     described = {chip.chip_id: describe(chip) for chip in chips}
     _, word, _ = max(described.values(), key=lambda found: found[0])
-    message = "; ".join(f"{chip_name(chip_id)}: {sentence}" for chip_id, (_, _, sentence) in described.items())
+    return true_condition(kind, word, (f"{chip_name(chip)}: {said}" for chip, (*_, said) in described.items()))
+
+
+def true_condition(kind: str, reason: str, sentences: Iterable[str]) -> Condition:
+    """Return the condition of a problem, with as many sentences about it as fit."""
+    message = "; ".join(sentences)
     if len(message) > LONGEST_MESSAGE:
         message = f"{message[: LONGEST_MESSAGE - 1]}…"
-    return Condition(kind, "True", word, message)
+    return Condition(kind, "True", reason, message)
 
 
 def _of_chip(chip: Chip) -> tuple[FaultLevel, str, str]:
@@ -102,4 +107,4 @@ def _of_port(chip: Chip) -> tuple[FaultLevel, str, str]:
 
 
 def _named(faults: Iterable[FaultRecord]) -> str:
-    return ", ".join(f"{fault.name} ({fault.level.wire})" for fault in faults if fault.level.bars_network)
+    return ", ".join(str(fault) for fault in faults if fault.level.bars_network)

@@ -119,17 +119,9 @@ class NodeHealthWriter:
             return
         # The API server may have executed a write that the end interrupted, and the watch does not show it in time.
         if self._rule is not None or any(taint.key == TAINT for taint in node.spec.taints):
-            await self._sign_off("taint", self._remove_taint())
+            await write_last("taint", self._remove_taint())
         conditions = unknown_conditions(ENDED, "the device plugin has ended")
-        await self._sign_off("conditions", self._write_conditions(_shown(node), conditions))
-
-    async def _sign_off(self, part: str, write: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(SIGN_OFF_S):
-                await write
-        except (ApiError, Unreachable, TimeoutError) as error:
-            reason = str(error) or "no answer in time"
-            log.warning("the end of the plugin is not written on the Node", part=part, error=reason)
+        await write_last("conditions", self._write_conditions(_shown(node), conditions))
 
     async def _remove_taint(self) -> None:
         while True:
@@ -153,7 +145,8 @@ class NodeHealthWriter:
                 await self._write_conditions(shown, conditions)
             except (ApiError, Unreachable) as error:
                 refused = error
-        if [each for each in node.spec.taints if each.key == TAINT] != [each for each in (taint,) if each is not None]:
+        present = [found for found in node.spec.taints if found.key == TAINT]
+        if present != ([taint] if taint is not None else []):
             try:
                 await self._write_taint(taint)
             except (ApiError, Unreachable) as error:
@@ -182,6 +175,16 @@ class NodeHealthWriter:
             log.warning("the Node is tainted", taint=f"{taint.key}={taint.value}:{taint.effect}")
         elif len(others) < len(present):
             log.info("the Node's taint is removed", taint=TAINT)
+
+
+async def write_last(part: str, write: Awaitable[None]) -> None:
+    """Write on the Node that the plugin has ended; a failure is logged, and the end not delayed by it."""
+    try:
+        async with asyncio.timeout(SIGN_OFF_S):
+            await write
+    except (ApiError, Unreachable, TimeoutError) as error:
+        reason = str(error) or "no answer in time"
+        log.warning("the end of the plugin is not written on the Node", part=part, error=reason)
 
 
 async def patch_conditions(

@@ -17,14 +17,13 @@ from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Condition
 from ascend.rate_limiters import Backoff
-from device_plugin.publish.node_conditions import ENDED, LONGEST_MESSAGE, NO_FAULT
-from device_plugin.publish.node_health import HEARTBEAT_S, RETRY_LIMIT_S, patch_conditions
+from device_plugin.publish.node_conditions import ENDED, NO_FAULT, true_condition
+from device_plugin.publish.node_health import HEARTBEAT_S, RETRY_LIMIT_S, patch_conditions, write_last
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S: Final = 5.0
 """How often is looked; what two looks in a row find is written, so a start or a lost answer writes nothing."""
-SIGN_OFF_S: Final = 1.0
 
 
 class Readiness:
@@ -75,11 +74,8 @@ class Readiness:
 
     async def sign_off(self) -> None:
         """Say that the plugin has ended, even if it never worked; to be called after ``run``."""
-        try:
-            async with asyncio.timeout(SIGN_OFF_S):
-                await self._write(Condition(NOT_READY, "Unknown", ENDED, "the device plugin has ended"))
-        except (ApiError, Unreachable, TimeoutError) as error:
-            log.warning("the end of the plugin is not written on the Node", error=str(error) or "no answer in time")
+        condition = Condition(NOT_READY, "Unknown", ENDED, "the device plugin has ended")
+        await write_last("readiness", self._write(condition))
 
     async def _write(self, condition: Condition) -> None:
         shown = (await self._client.get(NODES, self._node)).status.conditions
@@ -92,7 +88,5 @@ class Readiness:
 def _condition(lacks: Mapping[Lack, str]) -> Condition:
     if not lacks:
         return Condition(NOT_READY, "False", NO_FAULT, "the device plugin lacks nothing")
-    message = "; ".join(f"{lack}: {sentence}" for lack, sentence in lacks.items())
-    if len(message) > LONGEST_MESSAGE:
-        message = f"{message[: LONGEST_MESSAGE - 1]}…"
-    return Condition(NOT_READY, "True", ",".join(lack.reason for lack in lacks), message)
+    sentences = (f"{lack}: {sentence}" for lack, sentence in lacks.items())
+    return true_condition(NOT_READY, ",".join(lack.reason for lack in lacks), sentences)

@@ -1,4 +1,4 @@
-"""The rights that the plugin needs at the API server, with their purposes, and those it was refused for want of one.
+"""The plugin's rights at the API server, with their purposes, and the refused ones.
 
 The chart grants no more. Most of what the plugin does there is tried again and again, and the rest goes on without it:
 only the log would tell of a missing right.

@@ -153,7 +153,7 @@ def obstacles(snapshot: Snapshot, group: ChipSet, held: Mapping[str, ChipSet]) -
 
 
 def _faults(chip: Chip) -> str:
-    return ", ".join(f"{fault.name} ({fault.level.wire})" for fault in chip.faults if fault.level in RESTARTING)
+    return ", ".join(str(fault) for fault in chip.faults if fault.level in RESTARTING)
 
 
 HOUR_S = 3600.0

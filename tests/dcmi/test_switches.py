@@ -14,7 +14,7 @@ from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.chips import switch_monitor
 from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.driver.dcmi.lingqu import MAX_FAULTS, LingquDriver, LingquEvent, fault_of
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.health.switch_faults import SwitchLevel
 from tests.dcmi import compiler

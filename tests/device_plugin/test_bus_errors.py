@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import HBM_DOUBLE_BIT, FaultLevel
 from tests.device_plugin.watch import WALL_MS, Watch
 

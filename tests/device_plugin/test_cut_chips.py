@@ -21,7 +21,7 @@ from ascend.vnpus import resource_of
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.device_types import MAX_VDEV_ID, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.moment import present_moment

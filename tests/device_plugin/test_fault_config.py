@@ -1,6 +1,7 @@
 from ascend.kube.objects import CONFIG_MAPS
 from device_plugin.chips.fault_config import NAME, FaultConfig
-from device_plugin.health.fault_rules import FaultRules, default_rules
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.fault_rules_file import default_rules
 from tests.device_plugin.api import RecordingClient, running, until
 
 BODY = {

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.driver import LINK_DOWN
-from device_plugin.health.fault_rules import (
-    NO_RULES,
-    DurationRule,
-    FaultRules,
-    FrequencyRule,
-    default_rules,
-    read_rules,
-)
+from device_plugin.health.fault_rules import NO_RULES, DurationRule, FaultRules, FrequencyRule
+from device_plugin.health.fault_rules_file import default_rules, read_rules
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.switch_faults import SwitchLevel
 

@@ -8,7 +8,7 @@ import pytest
 
 from ascend.chips import chip_set
 from device_plugin.driver import LINK_DOWN
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import CARD_DROP, RESET_FINISHED, FaultLevel
 from device_plugin.health.snapshot import EarlierState, FaultRecord
 from device_plugin.health.upgrades import UpgradeReason

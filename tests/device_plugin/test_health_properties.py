@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.driver import LINK_DOWN, Assertion
-from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import ReadmissionPolicy
 from device_plugin.health.levels import CARD_DROP, HBM_DOUBLE_BIT, FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot

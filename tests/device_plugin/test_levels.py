@@ -4,7 +4,7 @@ import pytest
 
 from ascend.errors import InvalidValue
 from device_plugin.driver import LINK_DOWN
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, FaultLevel
 
 # One code of each class of the default table, and the size of the class; one code is in two classes.

@@ -9,7 +9,7 @@ from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.moment import Moment
 from device_plugin.health.offers import offered

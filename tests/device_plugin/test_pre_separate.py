@@ -9,7 +9,7 @@ from ascend.kube.objects import PODS
 from device_plugin.app import Plugin
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.driver import ChipFacts, ChipState
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.moment import present_moment

@@ -9,7 +9,7 @@ from ascend.deviceinfo import Upgrade, decode_report, encode_report
 from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault
 from ascend.faults import FaultTime
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.switch_faults import assess
 from device_plugin.health.upgrades import UpgradeReason

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ascend.chips import chip_set
 from device_plugin.driver import LINK_DOWN
 from device_plugin.health.damping import Damper, Damping
-from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.upgrades import Debounce, UpgradeReason
 from tests.device_plugin.builders import server

@@ -2,7 +2,8 @@
 
 from ascend.chips import chip_set
 from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent
-from device_plugin.health.fault_rules import FaultRules, default_rules
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.health_book import HealthBook, ReadmissionPolicy
 from device_plugin.health.moment import Moment
 from device_plugin.health.snapshot import Chip, Snapshot

@@ -30,7 +30,7 @@ from ascend.serving.http2 import Http2, Stream
 from ascend.turn import at_once
 from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.simulated import SimulatedDriver
-from device_plugin.health.fault_rules import default_rules, read_rules
+from device_plugin.health.fault_rules_file import default_rules, read_rules
 from device_plugin.kubelet.pods_api import _PodList, parse_registrations
 from device_plugin.ledger.node_pods import is_static, read_pod, requested_types
 from device_plugin.pods import cdi_file

@@ -69,21 +69,13 @@ class LingquDriver:
         self._library: ctypes.CDLL | None = None
 
     def open(self) -> None:
-        """Load and initialise the library.
-
-        Raises:
-            DriverError: there is none (reason ``LibraryNotFound``), or it can't be used; says why.
-        """
+        """Load and initialise the library; see ``SwitchDriver``."""
         if self._library is None:
             self._library = load(None, name=NAME)
         self._call("lq_dcmi_init")
 
     def read(self) -> tuple[SwitchFault, ...]:
-        """Return the present faults.
-
-        Raises:
-            DriverError: they can't be read.
-        """
+        """Return the present faults; see ``SwitchDriver``."""
         found = c_uint(0)
         events = (LingquEvent * MAX_FAULTS)()
         self._call("lq_dcmi_get_fault_info", c_uint(MAX_FAULTS), ctypes.byref(found), events)
@@ -92,11 +84,7 @@ class LingquDriver:
         return tuple(fault for fault in map(fault_of, events[: found.value]) if fault.assertion)
 
     def subscribe(self, on_event: Callable[[SwitchFault], None]) -> None:
-        """Announce faults that occur or end from now on, from threads of the library.
-
-        Raises:
-            DriverError: the library refuses.
-        """
+        """Announce faults that occur or end from now on, from threads of the library; see ``SwitchDriver``."""
 
         def receive(event: Any) -> None:
             try:

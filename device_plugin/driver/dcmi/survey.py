@@ -183,11 +183,9 @@ def survey_unlisted(
     missing = expected - len(listed)
     surveyed = {chip.facts.logic_id for chip in listed}
     found: dict[int, Surveyed] = {}
-    for logic_id in range(_MAX_CHIPS):  # the ids have gaps if a chip is off the bus
+    for logic_id in sorted({*range(_MAX_CHIPS)} - surveyed):  # the ids have gaps if a chip is off the bus
         if missing <= 0:
             break
-        if logic_id in surveyed:
-            continue
         try:
             phy_id = calls.phy_id(logic_id)
         except DcmiError:
@@ -284,7 +282,7 @@ def _resources(
     calls: DividingCalls, facts: OptionalFacts, chip: Place, phy_id: int
 ) -> tuple[int, tuple[VirtualNpu, ...]]:
     ai_cores, virtual_ids = calls.resources(chip)
-    vnpus = tuple(
+    return ai_cores, tuple(
         facts.get(
             f"virtual NPU {vdev_id}",
             lambda vdev_id=vdev_id: calls.virtual_npu(chip, vdev_id, phy_id),  # type: ignore[misc]
@@ -293,11 +291,10 @@ def _resources(
         )
         for vdev_id in virtual_ids
     )
-    return ai_cores, vnpus
 
 
 def _numa_node(calls: DividingCalls, facts: OptionalFacts, chip: Place, sysfs: Path) -> int | None:
-    node = node_of_cpus(facts.get("CPU affinity", lambda: calls.cpu_affinity(chip), "", chip), sysfs)
-    if node is None:
-        node = node_of_pci(facts.get("PCI address", lambda: calls.pci_address(chip), "", chip), sysfs)
-    return node
+    cpus = facts.get("CPU affinity", lambda: calls.cpu_affinity(chip), "", chip)
+    if (node := node_of_cpus(cpus, sysfs)) is not None:
+        return node
+    return node_of_pci(facts.get("PCI address", lambda: calls.pci_address(chip), "", chip), sysfs)
