@@ -11,6 +11,7 @@ from typing import Self
 
 import structlog
 
+from allocator.admission.checks import AdmissionChecks
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
@@ -362,6 +363,7 @@ class AllocatorApp:
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                     tasks.create_task(self._publish_switches(client), name="publication of switches"),
+                    tasks.create_task(self._check_admission(client, events, metrics), name="admission checks"),
                 ]
                 if ports.certificates is not None:
                     background.append(tasks.create_task(ports.certificates.run(), name="certificates"))
@@ -422,6 +424,19 @@ class AllocatorApp:
     async def _reschedule(self, rescheduler: Rescheduler | None) -> None:
         if rescheduler is not None:
             await self._when_open(rescheduler.run)
+
+    async def _check_admission(self, client: KubeClient, events: EventRecorder, metrics: AllocatorMetrics) -> None:
+        if self._settings.admission_checks:
+            await AdmissionChecks(
+                client,
+                self.engine,
+                self._leadership,
+                publish=events.publish,
+                answered=lambda state: metrics.admission_checks.labels(state).inc(),
+                ttl_s=self._settings.gang_ttl_s,
+                monotonic=self._monotonic,
+                now_s=lambda: self._now_ns() / 1e9,
+            ).run()
 
     async def _publish_switches(self, client: KubeClient) -> None:
         if self._settings.publish_switches:

@@ -77,6 +77,11 @@ class AllocatorMetrics(Collector):
             " node can ever take it), off (pods are not gated any more)",
             ["why"],
         )
+        self.admission_checks = counter(
+            "ascend_allocator_admission_checks_total",
+            "Answers to admission checks of Kueue, by state: Ready (the pods of a workload fit), Retry (they do not)",
+            ["state"],
+        )
         self.rescheduled = counter(
             "ascend_allocator_rescheduled_pods_total",
             "Pods deleted to be created anew, by the fault (NodeUnhealthy, CardUnhealthy, SubHealthFault,"

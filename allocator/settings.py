@@ -236,6 +236,11 @@ class Settings(DaemonSettings):
         " an AscendJob, a Volcano Job or a job of Kubeflow that names one of scheduler_names: their operators create no"
         " pods before",
     )
+    admission_checks: bool = setting(
+        default=False,
+        description="answer Kueue's AdmissionChecks whose controllerName is ascend-affinity.io/chips: a workload is"
+        " admitted when all of its pods fit, and their chips are kept for them for gang_ttl_s",
+    )
     reschedule: Literal["off", "dry-run", "on"] = setting(
         default="off",
         description="delete pods whose chip or node has failed, so that their controllers create them anew, as their"

@@ -451,6 +451,8 @@ class DecisionEngine:
             if is_possible and self.cluster.suits(held, request):
                 return self.ledger.advance(pod.uid, Stage.RESERVED) or held
             self.ledger.release(pod.uid)
+        elif self.ledger.plans:
+            self.gangs.free_seat(pod, request, resolved.job, candidates)
         index, promises = self.cluster.index, self.ledger.promises
         if promises.get(pod.uid) is not None:
             index = self.cluster.view(Without(owners=(pod.uid,)))

@@ -171,6 +171,11 @@ class Gangs:
         seat = self._find_seat(pod, request, job, (node,))
         return seat if seat is not None and seat.is_empty else None
 
+    def free_seat(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> None:
+        """Release the seat that a pod placed alone would get of a plan that was made before the pods of its job."""
+        if job.key.plan in self._ledger.plans and (seat := self._find_seat(pod, request, job, candidates)) is not None:
+            self._ledger.release(seat.uid)
+
     def require_rest(self, job: Job) -> None:
         """Accept a complete gang whose pods without a seat fit all at once; reserves nothing.
 

@@ -189,7 +189,7 @@ class GradualPlans:
             await turn.share()
             self._gangs.prune()
             some = seats[first : first + _STEP]
-            if self._version(job) != version or not self._are_free(some, requests, job.key.plan):
+            if self._version(job) != version or not self.are_free(some, requests, job.key.plan):
                 if self._ledger.get(some[0].uid) is None:  # else a call that did not wait has planned the rest
                     self._gangs.release_unused(job)
                 return False
@@ -202,7 +202,7 @@ class GradualPlans:
         is_known = self._cluster.jobs.by_key.get(job.key) is job
         return is_known, job.version, self._cluster.labels.version
 
-    def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
+    def are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
         """Whether the chips of seats can be reserved now."""
         by_node: defaultdict[str, list[Seat]] = defaultdict(list)
         for seat in seats:

@@ -70,6 +70,13 @@ class Jobs:
             job.note_minimum(pod)
         return job
 
+    def without_pods(self) -> "Jobs":
+        """The same groups, owners and objects without a pod: for pods that may be created."""
+        empty = Jobs()
+        empty._groups, empty._owners, empty._sources = self._groups, self._owners, self._sources
+        empty._watched = self._watched
+        return empty
+
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group, or an owner, that does not exist, so that the minimum is unknown.
 

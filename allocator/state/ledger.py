@@ -139,6 +139,20 @@ class Ledger:
             changed[seat.node].append(seat.uid)
         self._notify(changed)
 
+    def reserve_ahead(self, name: str, seats: Iterable[Seat], *, ttl_s: float) -> None:
+        """Reserve chips for the pods of a job before they are created; seats are added to an existing plan.
+
+        Args:
+            name: the plan's name.
+            seats: one for each pod, as those of deleted pods; the caller makes sure that their chips are free.
+            ttl_s: how long the plan lives after a seat of it was used last.
+        """
+        vacated = self.plans.of(name).vacated
+        empty = [replace(seat, uid=f"{name}#{number}") for number, seat in enumerate(seats, start=vacated + 1)]
+        self.reserve_plan(name, empty, ttl_s=ttl_s)
+        plan = self.plans[name]
+        plan.vacated, plan.is_ahead = vacated + len(empty), True
+
     def seats(self, plan: str) -> list[Reservation]:
         """The unused seats of a plan, including those that wait for a successor."""
         return [self._by_uid[uid] for uid in sorted(self.plans.of(plan).seats)]
@@ -156,6 +170,8 @@ class Ledger:
         old = self._take_out(seat)
         if old is None:
             raise KeyError(seat)
+        if (plan := self.plans.get(old.plan)) is not None:
+            plan.is_ahead = False
         new = replace(old, uid=uid, pod=pod, stage=Stage.PLANNED, predicate_time=None)
         self._enter(new)
         self._changed(new.node, (seat, uid))

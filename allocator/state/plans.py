@@ -21,6 +21,7 @@ class Plan:
         empty: the number of unused seats that wait for a successor.
         vacated: the number of seats that have waited for a successor so far.
         refused: the uids of the pods that fitted nowhere beside its seats when they were filtered, until they are held.
+        is_ahead: it was made before its pods were created: until one comes, its seats wait for all of them.
     """
 
     ttl_s: float
@@ -31,6 +32,7 @@ class Plan:
     empty: int = 0
     vacated: int = 0
     refused: set[str] = field(default_factory=set)
+    is_ahead: bool = False
 
     @property
     def unused(self) -> int:
@@ -40,7 +42,7 @@ class Plan:
     @property
     def is_deserted(self) -> bool:
         """Whether all unused seats wait for a successor."""
-        return self.empty == len(self.seats) and not self.held
+        return self.empty == len(self.seats) and not (self.held or self.is_ahead)
 
     def enter(self, uid: str, stage: Stage, now_s: float) -> None:
         """Follow a reservation into a stage; if the gang makes progress by that, the time to live starts again."""

@@ -23,6 +23,7 @@ _GROUPS: Final = {"v1": "/api/v1"}
 _PLURALS: Final = {"Endpoints": "endpoints", "EndpointSlice": "endpointslices", "StorageClass": "storageclasses"}
 _CLUSTER_WIDE: Final = frozenset(
     {
+        "AdmissionCheck",
         "ClusterQueue",
         "ClusterRole",
         "ClusterRoleBinding",
@@ -32,6 +33,7 @@ _CLUSTER_WIDE: Final = frozenset(
         "Node",
         "PriorityClass",
         "ResourceFlavor",
+        "Topology",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
         "ValidatingWebhookConfiguration",

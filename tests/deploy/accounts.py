@@ -27,11 +27,12 @@ JSON_PATCH: Final = "application/json-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
 ALLOCATOR: Final = "ascend-affinity-allocator"
 PLUGIN: Final = "ascend-affinity-device-plugin"
+KUEUE: Final = "kueue.x-k8s.io/v1beta1"
 
 EVERY_OPTION: Final = (
     *("--set", "devicePlugin.driver.type=simulated,devicePlugin.health.readmission=manual"),
     *("--set", "devicePlugin.jobFiles.enabled=true,allocator.nodeHealthNamespace=mindx-dl"),
-    *("--set", "allocator.enqueuePodGroups=true,allocator.publishSwitches=true"),
+    *("--set", "allocator.enqueuePodGroups=true,allocator.publishSwitches=true,allocator.admissionChecks=true"),
     *("--set-string", "allocator.rescheduling.mode=on,allocator.rescheduling.by=evict"),
     *("--set", "allocator.rescheduling.records=true,allocator.rescheduling.resetConfig=true"),
 )
@@ -151,6 +152,9 @@ def installed(*options: str) -> Iterator[Lab]:
             # From 1.35 on the API server compares a resize with what the node has, before any policy.
             cluster.api.create({**made, "status": {"capacity": ROOM, "allocatable": ROOM}})
         cluster.api.create(definition("scheduling.volcano.sh", "v1beta1", "PodGroup", status=True))
+        cluster.api.create(definition("kueue.x-k8s.io", "v1beta1", "Workload", status=True))
+        check = definition("kueue.x-k8s.io", "v1beta1", "AdmissionCheck", status=True)
+        cluster.api.create({**check, "spec": {**check["spec"], "scope": "Cluster"}})
         where = ("--namespace", NAMESPACE)
         helm.run(
             "install",
@@ -206,6 +210,8 @@ def _make_targets(cluster: Cluster) -> None:
     create({**leader, "metadata": {"name": ALLOCATOR, "namespace": NAMESPACE}})
     group = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": {"minMember": 2}}
     create({**group, "metadata": {"name": "group", "namespace": TENANT}})
+    create({"apiVersion": KUEUE, "kind": "Workload", "metadata": {"name": "workload", "namespace": TENANT}})
+    create({"apiVersion": KUEUE, "kind": "AdmissionCheck", "metadata": {"name": "chips"}})
 
 
 def rendered_rights(component: str) -> dict[str, str]:

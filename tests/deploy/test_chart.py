@@ -1246,6 +1246,21 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
     assert "--enqueue-pod-groups=true" in container["args"]
 
 
+def test_objects_of_kueue_are_read_and_written_only_if_admission_checks_are_answered() -> None:
+    before = _rights(helm.render(), "allocator")
+    items = helm.render("--set", "allocator.admissionChecks=true")
+    read, written = {"list", "watch"}, {"patch"}
+    assert _rights(items, "allocator") == before | {
+        **{
+            ("ClusterRole", f"{kind}.kueue.x-k8s.io"): read
+            for kind in ("admissionchecks", "resourceflavors", "workloads")
+        },
+        **{("ClusterRole", f"{kind}/status.kueue.x-k8s.io"): written for kind in ("admissionchecks", "workloads")},
+    }
+    container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
+    assert "--admission-checks=true" in container["args"]
+
+
 def test_the_use_of_switches_may_be_written_only_if_it_is_published() -> None:
     def roles(*options: str) -> list[dict[str, Any]]:
         return [each for each in helm.render(*options) if each["metadata"].get("namespace") == "volcano-system"]

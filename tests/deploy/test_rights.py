@@ -47,6 +47,7 @@ from tests.deploy.accounts import (
     ALLOCATOR,
     APPLY,
     JSON_PATCH,
+    KUEUE,
     NAMESPACE,
     OTHER,
     OWN,
@@ -344,6 +345,11 @@ ALLOCATOR_READS: Final = {
     **{f"{verb} {kind}": _LISTED for verb in ("list", "watch") for kind in _KINDS},
     "get pods": _LISTED,
     "get persistentvolumeclaims": "a pod may name any claim of its namespace",
+    **{
+        f"{verb} {kind}.kueue.x-k8s.io": "workloads are of any namespace, and checks and flavors have any name"
+        for verb in ("list", "watch")
+        for kind in ("admissionchecks", "resourceflavors", "workloads")
+    },
     **{f"get {each.plural}.{each.api_version.partition('/')[0]}": _STATED for each in ENQUEUED.values()},
     "get configmaps": "reset-config-<job> of any job (rescheduling.resetConfig)",
     **{
@@ -467,6 +473,12 @@ def allocator_may() -> dict[str, list[Ask]]:
         "delete pods": [Ask("DELETE", f"{FOREIGN}?gracePeriodSeconds=0")],
         "patch podgroups.scheduling.volcano.sh": [change(group, status={"phase": "Inqueue"})],
         "patch podgroups/status.scheduling.volcano.sh": [change(f"{group}/status", status={"phase": "Inqueue"})],
+        "patch admissionchecks/status.kueue.x-k8s.io": [
+            change(api(KUEUE, "admissionchecks", "chips", subresource="status"), status={"conditions": []})
+        ],
+        "patch workloads/status.kueue.x-k8s.io": [
+            change(f"{WORKLOAD}/status", status={"admissionChecks": [], "requeueState": {}})
+        ],
         "create events.events.k8s.io": [
             event("ascend-allocator", "a", "Pod", "pending", TENANT),
             event("ascend-allocator", "a", "Pod", "p", metadata={"name": "of-allocator"}),
@@ -475,6 +487,7 @@ def allocator_may() -> dict[str, list[Ask]]:
     }
 
 
+WORKLOAD: Final = api(KUEUE, "workloads", "workload", TENANT)
 SERVICE: Final = {"apiVersion": "v1", "kind": "Service", "name": ALLOCATOR, "uid": "1"}
 SLICE_LABELS: Final = {
     "kubernetes.io/service-name": ALLOCATOR,
@@ -543,6 +556,9 @@ def allocator_forgeries_of_cluster() -> dict[str, Ask]:
             {"spec": {"ephemeralContainers": [{"name": "e", "image": "evil"}]}},
             STRATEGIC,
         ),
+        "admission of a workload": change(f"{WORKLOAD}/status", status={"admission": {"clusterQueue": "q"}}),
+        "queue of a workload": change(WORKLOAD, spec={"queueName": "q"}),
+        "controller of a check": change(api(KUEUE, "admissionchecks", "chips"), spec={"controllerName": "c"}),
         "annotation in a Binding": new(
             f"{pending}/binding", "Binding", {"name": "pending", "annotations": keys("note")}, target=on
         ),

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from allocator.admission.objects import FlavorSpec, Workload
+from allocator.admission.workload_pods import OWNERS, pods_of
 from allocator.rescheduling import storage
 from allocator.rules.taints import untolerated
 from allocator.serving import extender_wire, volcano_wire, webhook
@@ -103,6 +105,17 @@ def node(data: bytes) -> None:
     read_known(read)
     resets = read_resets(read.metadata.annotations)
     write_resets([], resets.third_party, resets.times_s)
+
+
+def kueue_workload(data: bytes) -> None:
+    """A workload of Kueue and its job, a line each."""
+    first, _, second = data.partition(b"\n")
+    workload = _object(first, Workload)
+    workload.states({"chips"})
+    for owner in OWNERS.values():
+        with suppress(*UNREADABLE, AscendError):
+            job = read_object(second, owner.type)
+            pods_of(workload, job, {}, {"ascend": FlavorSpec({"a": "b"}, ({"key": "c"},))})
 
 
 @cache
@@ -343,7 +356,7 @@ def dcmi(data: bytes) -> None:
 _ALL: Final[tuple[Target, ...]] = (
     report, cluster_info, pod_annotations, node, admission_review, extender_call, volcano_call, fault_rules,
     switch_table, rescheduling_memory, settings_file, simulated_chips, manifests, watched_objects, kubelet_pods,
-    kubelet_metrics, cdi, dcmi, http2_frames,
+    kubelet_metrics, cdi, dcmi, http2_frames, kueue_workload,
 )  # fmt: skip
 TARGETS: Final = {target.__name__: target for target in _ALL}
 

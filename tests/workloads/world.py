@@ -128,6 +128,10 @@ class Workloads:
         for pod in pods:
             await self._report(pod, {"phase": "Running", "conditions": conditions})
 
+    async def succeed(self, pod: Pod) -> None:
+        """Report a bound pod as succeeded, as its kubelet would."""
+        await self._report(pod, {"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]})
+
     async def fail(self, pod: Pod) -> None:
         """Report a bound pod as failed, as its kubelet would."""
         await self._report(pod, {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}]})

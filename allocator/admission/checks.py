@@ -1,0 +1,333 @@
+"""Answers Kueue's admission checks: whether the pods of a workload could start now.
+
+Kueue counts quota, and with topology-aware scheduling what nodes have allocatable. It knows nothing of rings, dies,
+networks of chips and gangs, so it admits what can't start. With an AdmissionCheck of this controller in its
+ClusterQueue, a workload with a reservation of quota is asked about first (kueue: docs/concepts/admission_check):
+
+* Ready: a seat is reserved for each pod, as for a gang, until the pods come or the seats expire.
+* Retry, with the reason: Kueue gives the quota back and tries again after a delay, which grows; the allocator ends the
+  delay when all pods fit.
+
+Only the leader answers. What it has said is not taken back: pods are placed by their own decisions anyway.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from allocator.admission.objects import (
+    ADMISSION_CHECKS,
+    CONTROLLER,
+    FLAVORS,
+    WORKLOADS,
+    AdmissionCheck,
+    ResourceFlavor,
+    Workload,
+)
+from allocator.admission.workload_pods import OWNERS, owner_of, pods_of
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.expected import ExpectedPods
+from allocator.observe.refusal_events import Publish
+from allocator.rules.told import told_in
+from allocator.watch.pod_group_queue import Leads
+from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Refusal, Unreachable
+from ascend.grammar import count
+from ascend.kube.client import KubeClient
+from ascend.kube.events import Regarding
+from ascend.kube.objects import JsonObject, Pod
+from ascend.kube.reflector import Reflector
+
+log = structlog.get_logger()
+
+RETRY_S: Final = 60.0
+"""The delay after the first refusal, as Kueue's own controllers have it; it doubles up to ``MOST_S``."""
+MOST_S: Final = 1800.0
+PAUSE_S: Final = 5.0
+"""A delay is not ended earlier than this, and after this time a request that failed is repeated."""
+LOOK_S: Final = 1.0
+"""How often workloads in a delay are looked at, if anything has changed."""
+MOST_LOOKS: Final = 16
+"""How many of them: those whose turn it is."""
+
+
+class _Delay(msgspec.Struct):
+    """A workload that was refused.
+
+    Attributes:
+        workload: as it was last seen.
+        tries: how often it was refused.
+        since_s: when it was last.
+        revision: the changes of nodes that were considered.
+    """
+
+    workload: Workload
+    tries: int = 0
+    since_s: float = 0.0
+    revision: int = -1
+
+    @property
+    def precedence(self) -> tuple[int, str]:
+        """By priority and age, as in Kueue's queues."""
+        return -(self.workload.spec.priority or 0), self.workload.metadata.creation_timestamp or ""
+
+
+class AdmissionChecks:
+    """Answers the checks.
+
+    Args:
+        client: the API server.
+        engine: the decisions on pods.
+        leadership: only the leader answers.
+        publish: posts an Event soon.
+        answered: called with each answer, for the metrics.
+        ttl_s: how long seats wait for their pods.
+        monotonic: the clock for delays.
+        now_s: the wall clock, Unix seconds.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        engine: DecisionEngine,
+        leadership: Leads,
+        *,
+        publish: Publish,
+        answered: Callable[[str], None],
+        ttl_s: float,
+        monotonic: Callable[[], float],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._cluster = engine.cluster
+        self._expected = ExpectedPods(engine)
+        self._leadership = leadership
+        self._publish = publish
+        self._answered = answered
+        self._ttl_s = ttl_s
+        self._monotonic = monotonic
+        self._now_s = now_s
+        self._checks: dict[str, AdmissionCheck] = {}
+        self._flavors: dict[str, ResourceFlavor] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._due: dict[str, float] = {}  # by uid: not before
+        self._kept: dict[str, tuple[str, ...]] = {}
+        self._delays: dict[str, _Delay] = {}
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        await self._leadership.wait_until_open()
+        watched = (
+            Reflector(self._client, ADMISSION_CHECKS, _Handler(self._check_applied, self._check_deleted)),
+            Reflector(self._client, FLAVORS, _Handler(self._flavor_applied, self._flavor_deleted)),
+            Reflector(self._client, WORKLOADS, _Handler(self._workload_applied, self._workload_deleted)),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            for reflector in watched:
+                tasks.create_task(reflector.run(), name="watch Kueue")
+            for reflector in watched:
+                await reflector.synced.wait()
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                await self._work()
+
+    async def _work(self) -> None:
+        if not self._leadership.leads():
+            return
+        for check in tuple(self._checks.values()):
+            if not check.is_active:
+                await self._tried(check.key, self._activate(check))
+        now_s = self._monotonic()
+        for uid in [uid for uid, due_s in self._due.items() if due_s <= now_s]:
+            self._due.pop(uid, None)
+            workload = self._workloads.get(uid)
+            if workload is not None and await self._tried(workload.key, self._answer(workload)):
+                self._due.setdefault(uid, now_s + PAUSE_S)
+        await self._look()
+
+    async def _tried(self, key: str, work: Awaitable[None]) -> bool:
+        """Do some work; returns whether it has to be tried again."""
+        try:
+            await work
+        except (NotFound, Conflict):
+            pass  # it has changed or is gone, and so the watch reports it
+        except (ApiError, Unreachable, InvalidValue) as error:
+            log.warning("could not answer an admission check", object=key, error=str(error))
+            return True
+        return False
+
+    def _check_applied(self, check: AdmissionCheck) -> None:
+        if check.spec.controller_name == CONTROLLER:
+            self._checks[check.name] = check
+            for workload in self._workloads.values():
+                self._note(workload)
+            self._wake.set()
+
+    def _check_deleted(self, check: AdmissionCheck) -> None:
+        self._checks.pop(check.name, None)
+
+    def _flavor_applied(self, flavor: ResourceFlavor) -> None:
+        self._flavors[flavor.name] = flavor
+        self._due = dict.fromkeys(self._due, 0.0)  # some may have waited for it
+        self._wake.set()
+
+    def _flavor_deleted(self, flavor: ResourceFlavor) -> None:
+        self._flavors.pop(flavor.name, None)
+
+    def _workload_applied(self, workload: Workload) -> None:
+        self._workloads[workload.uid] = workload
+        self._note(workload)
+
+    def _workload_deleted(self, workload: Workload) -> None:
+        self._workloads.pop(workload.uid, None)
+        self._forget(workload.uid)
+
+    def _note(self, workload: Workload) -> None:
+        uid = workload.uid
+        states = set(workload.states(set(self._checks)).values())
+        if not states or workload.is_true("Finished") or not workload.spec.active:
+            self._forget(uid)
+        elif workload.has_reservation and "Pending" in states:
+            self._due[uid] = 0.0
+            self._wake.set()
+        elif not workload.has_reservation:
+            self._release(uid)  # the quota was withdrawn
+            if (delay := self._delays.get(uid)) is not None:
+                delay.workload = workload
+        elif workload.is_true("Admitted"):
+            self._delays.pop(uid, None)
+
+    def _forget(self, uid: str) -> None:
+        self._due.pop(uid, None)
+        self._delays.pop(uid, None)
+        self._release(uid)
+
+    def _release(self, uid: str) -> None:
+        self._expected.release(self._kept.pop(uid, ()))
+
+    async def _activate(self, check: AdmissionCheck) -> None:
+        condition = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "the allocator answers whether the pods of a workload fit",
+            "lastTransitionTime": self._time(),
+        }
+        body: JsonObject = {"status": {"conditions": [condition]}}
+        await self._client.patch(ADMISSION_CHECKS, check.name, body, subresource="status")
+
+    async def _pods(self, workload: Workload) -> list[Pod]:
+        """The pods of a workload that request chips."""
+        owner, job = owner_of(workload), None
+        resource = OWNERS.get((owner.kind, owner.api_version)) if owner is not None else None
+        if owner is not None and resource is not None:
+            # As a list, because the allocator may list these objects anyway.
+            named = f"metadata.name={owner.name}"
+            found = await self._client.list_objects(resource, workload.metadata.namespace, field_selector=named)
+            job = next((each for each in found if each.uid == owner.uid), None)
+        flavors = {name: flavor.spec for name, flavor in self._flavors.items()}
+        return [pod for pod in pods_of(workload, job, self._cluster.pods, flavors) if pod.requests_chips]
+
+    async def _answer(self, workload: Workload) -> None:
+        uid, states = workload.uid, workload.states(set(self._checks))
+        pending = {name for name, state in states.items() if state == "Pending"}
+        pods = await self._pods(workload) if pending else []
+        if not pending or self._workloads.get(uid) is not workload:
+            return  # a change of it is due as well
+        self._release(uid)
+        try:
+            plans = await self._expected.keep(pods, self._ttl_s)
+        except Refusal as refusal:
+            await self._refuse(workload, pending, pods, refusal)
+            return
+        self._kept[uid] = plans
+        if self._workloads.get(uid) is not workload:
+            self._release(uid)
+            return
+        fits = f"{count(len(pods), 'pod')} with chips fit now" if pods else "its pods request no chips"
+        try:
+            await self._write(workload, pending, {"state": "Ready", "message": fits})
+        except BaseException:
+            self._release(uid)
+            raise
+        self._answered("Ready")
+        log.info("a workload fits", workload=workload.key, pods=len(pods))
+
+    async def _refuse(self, workload: Workload, pending: set[str], pods: list[Pod], refusal: Refusal) -> None:
+        revision = self._cluster.changes.revision
+        never = await self._expected.never_fit(pods)
+        message = refusal.message if never is None or never == refusal.message else f"{refusal.message}; {never}"
+        message = told_in(workload.metadata.namespace, message)
+        tries = self._delays[workload.uid].tries if workload.uid in self._delays else 0
+        delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
+        answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}
+        # Releases of Kueue without that field have the time in its own state.
+        await self._write(workload, pending, answer, requeueState={"requeueAt": self._time(delay_s)})
+        self._delays[workload.uid] = _Delay(workload, tries + 1, self._monotonic(), revision)
+        self._answered("Retry")
+        metadata = workload.metadata
+        regarding = Regarding("Workload", workload.name, metadata.namespace, workload.uid, WORKLOADS.api_version)
+        self._publish(regarding, refusal.reason, message, action="AdmissionCheck")
+        log.info("a workload does not fit", workload=workload.key, reason=refusal.reason, retry_s=delay_s)
+
+    async def _write(self, workload: Workload, names: set[str], answer: JsonObject, **more: Any) -> None:
+        """Answer checks, and write more of the status."""
+        checks = [
+            {**check, **answer, "lastTransitionTime": self._time()} if check.get("name") in names else check
+            for check in workload.status.admission_checks
+        ]
+        await self._patch(workload, {"admissionChecks": checks, **more})
+
+    async def _look(self) -> None:
+        """End the delay of the first workload that fits now, as far as that is known without the choices of Kueue."""
+        now_s, revision = self._monotonic(), self._cluster.changes.revision
+        due = [
+            delay
+            for delay in self._delays.values()
+            if now_s - delay.since_s >= PAUSE_S
+            and delay.revision != revision
+            and not delay.workload.is_true("QuotaReserved")
+        ]
+        due.sort(key=lambda delay: delay.precedence)
+        for delay in due[:MOST_LOOKS]:
+            delay.revision, before = revision, delay.since_s
+            await self._tried(delay.workload.key, self._end_delay(delay))
+            if delay.since_s != before:
+                return
+
+    async def _end_delay(self, delay: _Delay) -> None:
+        workload = delay.workload
+        pods = await self._pods(workload)
+        if self._delays.get(workload.uid) is not delay or delay.workload is not workload:
+            return
+        if not await self._expected.fit(pods) or delay.workload is not workload:
+            return
+        delay.since_s = self._monotonic()
+        await self._patch(workload, {"requeueState": {"requeueAt": self._time()}})
+        log.info("a workload may fit now", workload=workload.key)
+
+    async def _patch(self, workload: Workload, status: JsonObject) -> None:
+        """Write the status of a workload; that it has changed since is a conflict."""
+        metadata = {"uid": workload.uid, "resourceVersion": workload.metadata.resource_version}
+        body: JsonObject = {"metadata": metadata, "status": status}
+        namespace = workload.metadata.namespace
+        await self._client.patch(WORKLOADS, workload.name, body, namespace=namespace, subresource="status")
+
+    def _time(self, in_s: float = 0.0) -> str:
+        return datetime.fromtimestamp(int(self._now_s() + in_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _Handler:
+    """The handler of a reflector."""
+
+    def __init__(self, applied: Callable[[Any], None], deleted: Callable[[Any], None]) -> None:
+        self.on_apply = applied
+        self.on_delete = deleted

@@ -1,0 +1,158 @@
+"""Kueue's objects, as far as an admission check reads them (``kueue.x-k8s.io/v1beta1``, also served by newer releases).
+
+See kueue: apis/kueue/v1beta1, workload_types.go and admissioncheck_types.go.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from ascend.errors import InvalidValue
+from ascend.jobs.templates import Count, PodTemplate
+from ascend.kube.objects import JsonObject, KubeObject, Resource
+
+CONTROLLER: Final = "ascend-affinity.io/chips"
+"""``spec.controllerName`` of the AdmissionChecks that the allocator answers."""
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition of an object."""
+
+    type: str = ""
+    status: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    conditions: tuple[Condition, ...] = ()
+
+
+class Domain(msgspec.Struct, frozen=True):
+    """Where Kueue places some pods: the values of the labels of the levels, and the number of pods."""
+
+    values: tuple[str, ...] = ()
+    count: Count = 0
+
+
+class TopologyAssignment(msgspec.Struct, frozen=True):
+    """Where topology-aware scheduling places the pods of a pod set, in the order of their ranks."""
+
+    levels: tuple[str, ...] = ()
+    domains: tuple[Domain, ...] = ()
+
+
+class PodSetAssignment(msgspec.Struct, rename="camel", frozen=True):
+    """What a pod set is admitted with: a ResourceFlavor for each resource, the number of pods, and where they are."""
+
+    name: str = ""
+    flavors: dict[str, str] = {}
+    count: Count | None = None
+    topology_assignment: TopologyAssignment | None = None
+
+
+class Admission(msgspec.Struct, rename="camel", frozen=True):
+    """What quota is reserved for."""
+
+    pod_set_assignments: tuple[PodSetAssignment, ...] = ()
+
+
+class WorkloadPodSet(msgspec.Struct, frozen=True):
+    """Pods of a workload that are made from one template."""
+
+    name: str = "main"
+    count: Count = 1
+    template: PodTemplate = PodTemplate()
+
+
+class WorkloadSpec(msgspec.Struct, rename="camel", frozen=True):
+    """What Kueue is to admit."""
+
+    pod_sets: tuple[WorkloadPodSet, ...] = ()
+    active: bool = True
+    priority: int | None = None
+
+
+class WorkloadStatus(msgspec.Struct, rename="camel", frozen=True):
+    """How far the admission is; of the checks, all that is written there, since a patch replaces the list."""
+
+    conditions: tuple[Condition, ...] = ()
+    admission: Admission | None = None
+    admission_checks: tuple[JsonObject, ...] = ()
+
+
+class Workload(KubeObject, frozen=True, kw_only=True):
+    """What Kueue admits: one for each job, or group of pods, with a queue."""
+
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
+
+    def is_true(self, condition: str) -> bool:
+        """Whether a condition of this type is true."""
+        return any(each.type == condition and each.status == "True" for each in self.status.conditions)
+
+    @property
+    def has_reservation(self) -> bool:
+        """Whether quota is reserved for it, and it neither ends nor gives the quota back."""
+        ends = not self.spec.active or self.metadata.deletion_timestamp is not None
+        return self.is_true("QuotaReserved") and not (ends or self.is_true("Evicted") or self.is_true("Finished"))
+
+    def states(self, checks: set[str]) -> dict[str, str]:
+        """The states of these checks, by their names."""
+        found = ((str(check.get("name")), str(check.get("state"))) for check in self.status.admission_checks)
+        return {name: state for name, state in found if name in checks}
+
+
+class PodSetUpdate(msgspec.Struct, rename="camel", frozen=True):
+    """What a check adds to the pods of a pod set."""
+
+    name: str = ""
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
+
+
+def updates_of(check: JsonObject) -> tuple[PodSetUpdate, ...]:
+    """What a check adds to pods.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    try:
+        return msgspec.convert(check.get("podSetUpdates") or (), tuple[PodSetUpdate, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidValue(f"podSetUpdates of an admission check: {error}") from error
+
+
+class AdmissionCheckSpec(msgspec.Struct, rename="camel", frozen=True):
+    """Who answers a check."""
+
+    controller_name: str = ""
+
+
+class AdmissionCheck(KubeObject, frozen=True, kw_only=True):
+    """A check that ClusterQueues name."""
+
+    spec: AdmissionCheckSpec = AdmissionCheckSpec()
+    status: _Conditions = _Conditions()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the controller has said that it answers the check."""
+        return Condition("Active", "True") in self.status.conditions
+
+
+class FlavorSpec(msgspec.Struct, rename="camel", frozen=True):
+    """The labels of the nodes of a flavor, and the tolerations of pods for these."""
+
+    node_labels: dict[str, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
+
+
+class ResourceFlavor(KubeObject, frozen=True, kw_only=True):
+    """A kind of nodes whose quota is counted."""
+
+    spec: FlavorSpec = FlavorSpec()
+
+
+_API = "apis/kueue.x-k8s.io/v1beta1"
+WORKLOADS: Final = Resource(Workload, "Workload", _API, "workloads")
+ADMISSION_CHECKS: Final = Resource(AdmissionCheck, "AdmissionCheck", _API, "admissionchecks", namespaced=False)
+FLAVORS: Final = Resource(ResourceFlavor, "ResourceFlavor", _API, "resourceflavors", namespaced=False)

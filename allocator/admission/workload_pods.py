@@ -1,0 +1,160 @@
+"""The pods of a workload of Kueue, as they are once it is admitted.
+
+Their job's object says how its controller makes them (``ascend.jobs``), so they are recognized as the job that they
+will be. Kueue then adds what it has chosen: the labels and tolerations of a ResourceFlavor, and with topology-aware
+scheduling the labels of a place (kueue: pkg/podset, and pkg/controller/tas/topology_ungater.go).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from allocator.admission.objects import FlavorSpec, PodSetAssignment, Workload, WorkloadPodSet, updates_of
+from allocator.rules.job import marks_of
+from ascend.errors import InvalidValue
+from ascend.jobs.creation import Controller
+from ascend.jobs.table import JOB_KINDS, WORKLOADS
+from ascend.kube.kept import short
+from ascend.kube.objects import KubeObject, OwnerReference, Pod, PodSpec, Resource
+from ascend.kube.workloads import BATCH_JOBS
+from ascend.printable import printable
+
+
+def _owners() -> Iterator[tuple[tuple[str, str], Resource[Any]]]:
+    for watched in (BATCH_JOBS, *(resource for kind in JOB_KINDS for resource in kind.objects)):
+        named = watched.kind, watched.api_version
+        if (row := WORKLOADS.get(named)) is not None:
+            whole = msgspec.defstruct(f"Whole{watched.kind}", [("spec", row.spec)], bases=(KubeObject,), kw_only=True)
+            yield named, Resource(whole, watched.kind, watched.prefix, watched.plural)
+
+
+OWNERS: Final = dict(_owners())
+"""The objects of jobs whose pods are known, by kind and ``apiVersion``: kinds that the allocator watches."""
+
+
+class Choices(NamedTuple):
+    """What Kueue and other checks add to the pods of a pod set."""
+
+    selector: Mapping[str, str]
+    tolerations: tuple[dict[str, Any], ...]
+
+
+def owner_of(workload: Workload) -> OwnerReference | None:
+    """The job of a workload; None for a group of pods."""
+    owner = workload.metadata.controller
+    return None if owner is None or owner.kind == "Pod" else owner
+
+
+def pods_of(workload: Workload, job: Any, there: Mapping[str, Pod], flavors: Mapping[str, FlavorSpec]) -> list[Pod]:
+    """The pods of a workload.
+
+    Args:
+        workload: the workload.
+        job: its object, of a type of ``OWNERS``; None if it is of another kind, or a group of pods.
+        there: the pods of the cluster, by uid.
+        flavors: the ResourceFlavors, by name.
+
+    Raises:
+        InvalidValue: there are too many, or the object is invalid.
+    """
+    pods: list[Pod] = []
+    made = _created(workload, job, there)
+    for pod_set in workload.spec.pod_sets:
+        given = _assignment(workload, pod_set)
+        of_set, made = made[: pod_set.count], made[pod_set.count :]
+        pods += _admitted(of_set[: given.count], _choices(workload, pod_set, given, flavors), given)
+    return pods
+
+
+def _created(workload: Workload, job: Any, there: Mapping[str, Pod]) -> list[Pod]:
+    """The pods of all pod sets, in the order of these, as they are or as the controller of the job creates them."""
+    sets, owner, space = workload.spec.pod_sets, owner_of(workload), workload.metadata.namespace
+    number, owners = sum(pod_set.count for pod_set in sets), workload.metadata.owner_references
+    own = [pod for each in owners if (pod := there.get(each.uid)) is not None]
+    if len(own) == number:
+        return sorted(map(_ungated, own), key=lambda pod: _set_of(pod, sets))
+    if owner is not None and job is not None:
+        given = job.metadata
+        controller = Controller(owner.api_version, owner.kind, space, owner.name, given.labels, given.annotations)
+        created = [pod for pod in job.spec.create(controller) if isinstance(pod, Pod)]
+        parts = [short(pod_set.name).lower() for pod_set in sets]
+        if sorted(parts) == sorted({_part_of(pod) for pod in created}):
+            created.sort(key=lambda pod: parts.index(_part_of(pod)))
+        if len(created) == number:
+            return created
+    known = owner if owner is not None else OwnerReference("kueue.x-k8s.io/v1beta1", "Workload", workload.name)
+    generic = Controller(known.api_version, known.kind, space, known.name)
+    return [pod for pod_set in sets for pod in generic.pods(pod_set.template, range(pod_set.count), role=pod_set.name)]
+
+
+def _set_of(pod: Pod, sets: Sequence[WorkloadPodSet]) -> int:
+    """To which pod set a pod of a group belongs: the pods of one set have equal containers."""
+    found = (at for at, pod_set in enumerate(sets) if pod_set.template.spec.containers == pod.spec.containers)
+    return next(found, len(sets))
+
+
+def _part_of(pod: Pod) -> str:
+    """The part of its job that a pod belongs to, in lower case."""
+    return marks_of(pod).position.part
+
+
+def _ungated(pod: Pod) -> Pod:
+    return structs.replace(pod, spec=structs.replace(pod.spec, scheduling_gates=()))
+
+
+def _assignment(workload: Workload, pod_set: WorkloadPodSet) -> PodSetAssignment:
+    admission = workload.status.admission
+    found = (each for each in admission.pod_set_assignments if each.name == pod_set.name) if admission else iter(())
+    return next(found, PodSetAssignment(pod_set.name))
+
+
+def _choices(
+    workload: Workload, pod_set: WorkloadPodSet, given: PodSetAssignment, flavors: Mapping[str, FlavorSpec]
+) -> Choices:
+    selector: dict[str, str] = {}
+    tolerations: list[dict[str, Any]] = []
+    for name in dict.fromkeys(given.flavors.values()):
+        flavor = flavors.get(name)
+        if flavor is None:
+            raise InvalidValue(f"there is no ResourceFlavor {printable(name)}")
+        selector |= flavor.node_labels
+        tolerations += flavor.tolerations
+    for update in (update for check in workload.status.admission_checks for update in updates_of(check)):
+        if update.name == pod_set.name:
+            selector |= update.node_selector
+            tolerations += update.tolerations
+    return Choices(selector, tuple(tolerations))
+
+
+def _admitted(pods: Iterable[Pod], choices: Choices, given: PodSetAssignment) -> Iterator[Pod]:
+    specs: dict[object, PodSpec] = {}  # one for all pods of a template in one place
+    places = _places(given)
+    for pod in pods:
+        spec, place = pod.spec, next(places, ())
+        if (admitted := specs.get((id(spec), place))) is None:
+            selector = {**choices.selector, **dict(place), **spec.node_selector}
+            admitted = structs.replace(spec, node_selector=selector)
+            if choices.tolerations:
+                tolerations = (*_tolerations(spec), *choices.tolerations)
+                admitted = structs.replace(admitted, tolerations=msgspec.json.encode(tolerations).decode())
+            specs[id(spec), place] = admitted
+        yield structs.replace(pod, spec=admitted)
+
+
+def _tolerations(spec: PodSpec) -> tuple[dict[str, Any], ...]:
+    try:
+        return msgspec.json.decode(spec.tolerations or "[]", type=tuple[dict[str, Any], ...])
+    except msgspec.DecodeError:
+        return ()  # as of any pod
+
+
+def _places(given: PodSetAssignment) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The labels of the place of each pod, in the order of the ranks."""
+    assigned = given.topology_assignment
+    if assigned is not None:
+        for domain in assigned.domains:
+            place = tuple(zip(assigned.levels, domain.values, strict=False))
+            for _ in range(domain.count):
+                yield place

@@ -1,0 +1,225 @@
+"""Kueue's admission checks: what is answered to a workload, and what is kept for it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from allocator.admission import checks
+from allocator.admission.objects import CONTROLLER
+from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import SERVED, ServedResource
+from tests.allocator.harness import Allocator, Json, events_of, running, until
+
+STATUS = {"status": ("get", "patch", "update")}
+KUEUE = "kueue.x-k8s.io"
+KINDS = (
+    ServedResource(KUEUE, "v1beta1", "workloads", "workload", "Workload", subresources=STATUS),
+    ServedResource(
+        KUEUE, "v1beta1", "admissionchecks", "admissioncheck", "AdmissionCheck", namespaced=False, subresources=STATUS
+    ),
+    ServedResource(KUEUE, "v1beta1", "resourceflavors", "resourceflavor", "ResourceFlavor", namespaced=False),
+)
+ROOT = f"apis/{KUEUE}/v1beta1"
+WORKLOADS = f"{ROOT}/namespaces/default/workloads"
+OTHER = {"name": "other", "state": "Pending", "message": "of others", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+OWN = {**OTHER, "name": "chips", "message": ""}
+
+
+class Kueue:
+    """The API server's client that does what Kueue does."""
+
+    def __init__(self, server: ApiServer, http: aiohttp.ClientSession) -> None:
+        self._server = server
+        self._http = http
+
+    async def get(self, path: str) -> Json:
+        async with self._http.get(f"{self._server.url}/{path}") as response:
+            answer: Json = await response.json()
+            return answer
+
+    async def patch(self, path: str, **body: Any) -> None:
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self._http.patch(f"{self._server.url}/{path}", json=body, headers=headers) as response:
+            assert response.status == 200
+
+    async def delete(self, path: str) -> None:
+        async with self._http.delete(f"{self._server.url}/{path}") as response:
+            assert response.status == 200
+
+    async def check(self, name: str = "chips", controller: str = CONTROLLER) -> None:
+        await self.create("AdmissionCheck", name, spec={"controllerName": controller})
+
+    async def queue(self, name: str, pods: int, chips: int, **given: Any) -> Json:
+        """Queue a Job, without quota for it."""
+        limits = {"huawei.com/Ascend910": str(chips)}
+        template = {
+            "metadata": {"annotations": {"huawei.com/schedule_minAvailable": str(pods)}},
+            "spec": {"containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]},
+        }
+        spec = {"parallelism": pods, "completions": pods, "completionMode": "Indexed", "template": template}
+        job = await self._server.create(
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+        )
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": name,
+            "uid": job["metadata"]["uid"],
+            "controller": True,
+        }
+        pod_sets = [{"name": "main", "count": pods, "template": template}]
+        metadata = {"name": name, "ownerReferences": [owner]}
+        return await self.create("Workload", name, metadata=metadata, spec={"podSets": pod_sets, **given})
+
+    async def reserve(self, name: str, **more: Any) -> None:
+        """Reserve quota for a workload, whose checks are not answered yet."""
+        conditions = [{"type": "QuotaReserved", "status": "True"}]
+        admission = {"clusterQueue": "q", "podSetAssignments": [{"name": "main", "flavors": {}}]}
+        status = {"conditions": conditions, "admission": admission, "admissionChecks": [OTHER, OWN], **more}
+        await self.patch(f"{WORKLOADS}/{name}/status", status=status)
+
+    async def withdraw(self, name: str) -> None:
+        """Withdraw the quota of a workload."""
+        status = {"conditions": [{"type": "QuotaReserved", "status": "False"}], "admission": None}
+        await self.patch(f"{WORKLOADS}/{name}/status", status={**status, "admissionChecks": [OTHER, OWN]})
+
+    async def status(self, name: str) -> Json:
+        status: Json = (await self.get(f"{WORKLOADS}/{name}"))["status"]
+        return status
+
+    async def answer(self, name: str) -> Json:
+        """Wait for the answer to a workload."""
+        while True:
+            (other, own) = (await self.status(name))["admissionChecks"]
+            assert other == OTHER
+            if own["state"] != "Pending":
+                found: Json = own
+                return found
+
+    async def create(self, kind: str, name: str, **given: Any) -> Json:
+        return await self._server.create(
+            {"apiVersion": f"{KUEUE}/v1beta1", "kind": kind, "metadata": {"name": name}, **given}
+        )
+
+
+@asynccontextmanager
+async def answering(folder: Path, **settings: Any) -> AsyncIterator[tuple[Allocator, Kueue]]:
+    """An allocator that answers admission checks, on a server that serves Kueue's kinds."""
+    given = {"admission_checks": True, **settings}
+    async with (
+        ApiServer(resources=(*SERVED, *KINDS)) as server,
+        aiohttp.ClientSession() as http,
+        running(server, folder, **given) as allocator,
+    ):
+        yield allocator, Kueue(server, http)
+
+
+async def test_what_fits_is_ready_and_its_chips_are_kept(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        for number in range(3):
+            await allocator.node(f"n{number}")
+        for name in ("one", "two"):
+            await kueue.queue(name, 2, 8)
+            await kueue.reserve(name)
+            assert (await kueue.answer(name))["state"] == ("Ready" if name == "one" else "Retry")
+        assert len(allocator.app.ledger) == 2
+        await kueue.withdraw("one")
+        await until(lambda: not allocator.app.ledger)
+
+
+async def test_what_does_not_fit_is_retried_with_the_reason(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("large", 3, 8)
+        await kueue.reserve("large")
+        said = await kueue.answer("large")
+        assert said["state"] == "Retry"
+        assert "of 3 such pods 1 fit on the present nodes" in said["message"]
+        assert (await kueue.status("large"))["requeueState"]["requeueAt"] > said["lastTransitionTime"]
+        told = [event for event in await events_of(allocator) if event["regarding"]["kind"] == "Workload"]
+        assert [(event["reason"], event["note"]) for event in told] == [("GangDoesNotFit", said["message"])]
+        await kueue.withdraw("large")
+        await kueue.reserve("large")
+        again = await kueue.answer("large")
+        assert again["requeueAfterSeconds"] == 2 * said["requeueAfterSeconds"]
+
+
+async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("large", 2, 8)
+        await kueue.reserve("large")
+        due = (await kueue.answer("large"), await kueue.status("large"))[1]["requeueState"]["requeueAt"]
+        await kueue.withdraw("large")
+        await allocator.node("n1")
+        while (await kueue.status("large"))["requeueState"]["requeueAt"] == due:
+            pass
+        await kueue.reserve("large")
+        assert (await kueue.answer("large"))["state"] == "Ready"
+
+
+@pytest.mark.parametrize(("is_on", "controller"), [(False, CONTROLLER), (True, "example.org/other")])
+async def test_only_own_checks_are_answered_and_only_with_the_setting(
+    tmp_path: Path, controller: str, *, is_on: bool
+) -> None:
+    async with answering(tmp_path, admission_checks=is_on) as (allocator, kueue):
+        await allocator.node("n0")
+        await kueue.check("chips", controller)
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        if is_on:
+            await kueue.check("own")  # what is done with checks has been done when this one is active
+            while not (await kueue.get(f"{ROOT}/admissionchecks/own")).get("status"):
+                pass
+        assert "status" not in await kueue.get(f"{ROOT}/admissionchecks/chips")
+        assert [each["state"] for each in (await kueue.status("job"))["admissionChecks"]] == ["Pending", "Pending"]
+        assert not allocator.app.ledger
+
+
+@pytest.mark.parametrize("change", ["finished", "deleted", "deactivated"])
+async def test_nothing_is_kept_for_a_workload_that_has_ended(tmp_path: Path, change: str) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        assert (await kueue.answer("job"))["state"] == "Ready"
+        assert len(allocator.app.ledger) == 1
+        if change == "deleted":
+            await kueue.delete(f"{WORKLOADS}/job")
+        elif change == "deactivated":
+            await kueue.patch(f"{WORKLOADS}/job", spec={"active": False})
+        else:
+            await kueue.patch(
+                f"{WORKLOADS}/job/status", status={"conditions": [{"type": "Finished", "status": "True"}]}
+            )
+        await until(lambda: not allocator.app.ledger)
+
+
+async def test_pods_that_request_no_chips_are_admitted(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", 2, 0)
+        await kueue.reserve("job")
+        assert (await kueue.answer("job"))["message"] == "its pods request no chips"
+        assert not allocator.app.ledger
+
+
+async def test_a_flavor_that_is_missing_is_waited_for(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("job", 1, 8)
+        given = {"clusterQueue": "q", "podSetAssignments": [{"name": "main", "flavors": {"huawei.com/Ascend910": "a"}}]}
+        await kueue.reserve("job", admission=given)
+        await kueue.create("ResourceFlavor", "a", spec={"nodeLabels": {"pool": "b"}})
+        assert (await kueue.answer("job"))["state"] == "Retry"
