@@ -30,7 +30,7 @@ _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decide
 
 _ORDER: Final = (
     *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif"),
-    *("chip", "doctor", "selftest", "completion"),
+    *("chip", "kueue", "doctor", "selftest", "completion"),
 )
 """The verbs in the help: what most people ask first comes first."""
 
@@ -251,6 +251,25 @@ def capacity(
     from npuctl.capacity.command import run_capacity
 
     return asyncio.run(run_capacity(source, product, chips, output))
+
+
+@app.command(cls=Verb)
+@reading
+def kueue(
+    *,
+    source: "Source",
+    servers: Annotated[
+        bool, typer.Option("--servers", help="Let Kueue choose the server of each pod, too, not the allocator.")
+    ] = False,
+) -> int:
+    """Print Kueue's objects for the cluster.
+
+    A ResourceFlavor of each product, a Topology of its SuperPods, racks and leaf switches, the AdmissionCheck that the
+    allocator answers, and the labels of nodes that these need and nobody else writes. For kubectl apply --server-side.
+    """
+    from npuctl.kueue.command import run_kueue
+
+    return asyncio.run(run_kueue(source, servers=servers))
 
 
 @app.command(cls=Verb)

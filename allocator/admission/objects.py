@@ -155,4 +155,5 @@ class ResourceFlavor(KubeObject, frozen=True, kw_only=True):
 _API = "apis/kueue.x-k8s.io/v1beta1"
 WORKLOADS: Final = Resource(Workload, "Workload", _API, "workloads")
 ADMISSION_CHECKS: Final = Resource(AdmissionCheck, "AdmissionCheck", _API, "admissionchecks", namespaced=False)
+TOPOLOGIES: Final = Resource(KubeObject, "Topology", _API, "topologies", namespaced=False)
 FLAVORS: Final = Resource(ResourceFlavor, "ResourceFlavor", _API, "resourceflavors", namespaced=False)

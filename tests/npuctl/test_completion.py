@@ -22,6 +22,7 @@ VERBS = [
     "completion",
     "doctor",
     "explain",
+    "kueue",
     "plan",
     "queue",
     "selftest",

@@ -48,6 +48,7 @@ def run(*words: str, without: frozenset[str] = LIBRARIES) -> subprocess.Complete
         ("capacity",),
         ("usage",),
         ("queue",),
+        ("kueue",),
         ("whatif", "--drain", "node-a"),
     ],
     ids=lambda verb: verb[0],

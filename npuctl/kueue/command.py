@@ -1,0 +1,100 @@
+"""Carries out ``npuctl kueue``: prints manifests, and writes nothing to the cluster.
+
+Kueue finds the places of nodes by their labels. The device plugin labels its Node with the SuperPod, MindCluster's also
+with the rack; nobody labels nodes with their leaf switch, which is in a ConfigMap. So absent labels are among the
+manifests: who applies them needs the right to patch nodes, and no program of the cluster does.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+from msgspec.structs import replace
+
+from allocator.admission.objects import ADMISSION_CHECKS, CONTROLLER, FLAVORS, TOPOLOGIES
+from ascend.errors import InvalidValue
+from ascend.grammar import some
+from ascend.kube.objects import NODES, Node, Resource
+from ascend.rules.identity import ACCELERATOR_TYPE, RACK_LABEL, SERVER_TYPE, SUPER_POD_LABEL
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.output import print_utf8, warn
+from npuctl.reading.source import Source
+
+SWITCH_LABEL: Final = "ascend-affinity.io/leaf-switch"
+"""The label of a node with the number of its leaf switch."""
+HOSTNAME: Final = "kubernetes.io/hostname"
+_OF_PRODUCT: Final = (ACCELERATOR_TYPE, SERVER_TYPE)
+"""The labels that tell the servers of a product from others."""
+
+
+async def run_kueue(source: Source, *, servers: bool) -> int:
+    """Print the manifests.
+
+    Args:
+        source: the objects.
+        servers: whether the lowest level is the server: then Kueue chooses each pod's server, not the allocator.
+
+    Raises:
+        InvalidValue: the input is invalid, or there is no node with chips.
+        ApiError: the API server refused.
+        Unreachable: the API server did not answer.
+    """
+    allocator = OfflineAllocator(await source.read(), source.settings, source.now_ns)
+    products, manifests = defaultdict[str, list[Node]](list), list[dict[str, Any]]()
+    for name, record in sorted(allocator.cluster.nodes.items()):
+        if (node := record.node) is None or record.product is None:
+            continue
+        at, labels = allocator.cluster.index.topology.location(name), node.metadata.labels
+        ids = {SUPER_POD_LABEL: at.super_pod, RACK_LABEL: at.rack, SWITCH_LABEL: at.switch}
+        if absent := {label: str(number) for label, number in ids.items() if number >= 0 and label not in labels}:
+            manifests.append(_manifest(NODES, name, labels=absent))
+            node = replace(node, metadata=replace(node.metadata, labels=labels | absent))
+        products[record.product.name].append(node)
+    if not products:
+        raise InvalidValue("there is no node with chips of a known product")
+    for product, nodes in sorted(products.items()):
+        others = [node for name, some_nodes in products.items() if name != product for node in some_nodes]
+        if not (labels := _common_labels(nodes, others)):
+            keys = " or ".join(_OF_PRODUCT)
+            warn(f"{product}: no label {keys} tells its nodes from others, so there is no ResourceFlavor for them")
+            continue
+        name = f"ascend-{product.lower()}"
+        levels = [{"nodeLabel": label} for label in _levels(product, nodes, servers=servers)]
+        if levels:
+            manifests.append(_manifest(TOPOLOGIES, name, {"levels": levels}))
+        flavor = {"nodeLabels": labels, **({"topologyName": name} if levels else {})}
+        manifests.append(_manifest(FLAVORS, name, flavor))
+    manifests.append(_manifest(ADMISSION_CHECKS, "chips", {"controllerName": CONTROLLER}))
+    print_utf8(yaml.safe_dump_all(manifests, sort_keys=False))
+    return 0
+
+
+def _levels(product: str, nodes: Sequence[Node], *, servers: bool) -> list[str]:
+    """The labels of the levels that these nodes have, the highest first."""
+    levels = []
+    for label in (SUPER_POD_LABEL, RACK_LABEL, SWITCH_LABEL):
+        without = [node.name for node in nodes if label not in node.metadata.labels]
+        if len(without) < len(nodes):
+            levels.append(label)
+            if without:
+                warn(f"{product}: Kueue leaves out nodes without label {label}: {some(without)}")
+    return [*levels, HOSTNAME] if servers else levels
+
+
+def _common_labels(nodes: Sequence[Node], others: Sequence[Node]) -> dict[str, str]:
+    """The labels that these nodes have, and no node of another product; none if there are none."""
+    first = nodes[0].metadata.labels
+    common = {
+        key: first[key]
+        for key in _OF_PRODUCT
+        if key in first and all(node.metadata.labels.get(key) == first[key] for node in nodes)
+    }
+    return {} if any(common.items() <= node.metadata.labels.items() for node in others) else common
+
+
+def _manifest(
+    resource: Resource[Any], name: str, spec: Mapping[str, Any] | None = None, **metadata: Mapping[str, str]
+) -> dict[str, Any]:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name, **metadata}}
+    return head if spec is None else {**head, "spec": spec}
