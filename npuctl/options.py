@@ -23,7 +23,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "whatif": ("npuctl whatif --drain node-a", "npuctl whatif --add node-a=10 --end research/train"),
     "cordon": ("npuctl chip cordon node-a 3 --reason 'its fan is loud'",),
     "uncordon": ("npuctl chip uncordon node-a 3",),
-    "kueue": ("npuctl kueue | kubectl apply --server-side -f -", "npuctl kueue --servers"),
+    "kueue": ("npuctl kueue > kueue.yaml   # for kubectl apply --server-side -f kueue.yaml", "npuctl kueue --servers"),
     "doctor": (
         "npuctl doctor --cluster",
         "kubectl exec -n kube-system POD -- npuctl doctor   # POD: the device plugin's",

@@ -16,7 +16,7 @@ from allocator.admission.objects import ADMISSION_CHECKS, CONTROLLER, FLAVORS, T
 from ascend.errors import InvalidValue
 from ascend.grammar import some
 from ascend.kube.objects import NODES, Node, Resource
-from ascend.rules.identity import ACCELERATOR_TYPE, RACK_LABEL, SERVER_TYPE, SUPER_POD_LABEL
+from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, RACK_LABEL, SERVER_TYPE, SUPER_POD_LABEL
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import print_utf8, warn
 from npuctl.reading.source import Source
@@ -24,7 +24,7 @@ from npuctl.reading.source import Source
 SWITCH_LABEL: Final = "ascend-affinity.io/leaf-switch"
 """The label of a node with the number of its leaf switch."""
 HOSTNAME: Final = "kubernetes.io/hostname"
-_OF_PRODUCT: Final = (ACCELERATOR_TYPE, SERVER_TYPE)
+_OF_PRODUCT: Final = (ACCELERATOR, ACCELERATOR_TYPE, SERVER_TYPE)
 """The labels that tell the servers of a product from others."""
 
 
@@ -55,16 +55,15 @@ async def run_kueue(source: Source, *, servers: bool) -> int:
         raise InvalidValue("there is no node with chips of a known product")
     for product, nodes in sorted(products.items()):
         others = [node for name, some_nodes in products.items() if name != product for node in some_nodes]
-        if not (labels := _common_labels(nodes, others)):
+        name, labels = f"ascend-{product.lower()}", _common_labels(nodes, others)
+        levels = [{"nodeLabel": label} for label in _levels(product, nodes, servers=servers)]
+        if not labels and (levels or others):
             keys = " or ".join(_OF_PRODUCT)
             warn(f"{product}: no label {keys} tells its nodes from others, so there is no ResourceFlavor for them")
             continue
-        name = f"ascend-{product.lower()}"
-        levels = [{"nodeLabel": label} for label in _levels(product, nodes, servers=servers)]
         if levels:
             manifests.append(_manifest(TOPOLOGIES, name, {"levels": levels}))
-        flavor = {"nodeLabels": labels, **({"topologyName": name} if levels else {})}
-        manifests.append(_manifest(FLAVORS, name, flavor))
+        manifests.append(_manifest(FLAVORS, name, {"nodeLabels": labels, **({"topologyName": name} if levels else {})}))
     manifests.append(_manifest(ADMISSION_CHECKS, "chips", {"controllerName": CONTROLLER}))
     print_utf8(yaml.safe_dump_all(manifests, sort_keys=False))
     return 0
@@ -83,7 +82,7 @@ def _levels(product: str, nodes: Sequence[Node], *, servers: bool) -> list[str]:
 
 
 def _common_labels(nodes: Sequence[Node], others: Sequence[Node]) -> dict[str, str]:
-    """The labels that these nodes have, and no node of another product; none if there are none."""
+    """The labels common to some nodes that no node of another product has; empty without such labels."""
     first = nodes[0].metadata.labels
     common = {
         key: first[key]

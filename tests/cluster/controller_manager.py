@@ -26,6 +26,8 @@ def start_controller_manager(cluster: Cluster, names: Sequence[str] = WORKLOADS)
         f"--controllers={','.join(f'{name}-controller' for name in names)}",
         f"--root-ca-file={cluster.ca}",
         "--leader-elect=false",
+        "--kube-api-qps=1000",
+        "--kube-api-burst=1000",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
     ]

@@ -165,7 +165,11 @@ CONTROLLERS: Final = {
             "sigs.k8s.io/kueue/cmd/kueue",
             ("config/components/crd/bases", "config/components/webhook/manifests.yaml"),
             # Without its own certificate management it reads a certificate for its metrics from a fixed path.
-            _configured("config.kueue.x-k8s.io/v1beta1", integrations={"frameworks": ["batch/job", "pod"]}),
+            _configured(
+                "config.kueue.x-k8s.io/v1beta1",
+                integrations={"frameworks": ["batch/job", "pod"]},
+                clientConnection={"qps": 1000, "burst": 1000},
+            ),
             # Its API server for pending workloads would need another certificate.
             flags=("--feature-gates=VisibilityOnDemand=false",),
             secret=("kueue-system", "kueue-webhook-server-cert", "kueue-webhook-service.kueue-system.svc"),

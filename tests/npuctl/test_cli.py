@@ -24,7 +24,6 @@ COMMANDS = (
     ("explain", "train-c", *OBJECTS),
     ("doctor", "--cluster", *OBJECTS),
     ("queue", *OBJECTS),
-    ("kueue", *OBJECTS),
     ("whatif", "--drain", "node-a", *OBJECTS),
     ("--help",),
     ("completion", "bash"),

@@ -30,7 +30,8 @@ ARRIVALS: Final = int(os.environ.get("ARRIVALS", "60"))
 NODES, RACKS, CHIPS = 8, 2, 8
 SHAPES: Final = ((1, 1), (1, 2), (1, 2), (1, 4), (1, 4), (1, 8), (2, 8), (3, 8))
 """Pods, and chips of each."""
-EVERY_S: Final = 0.5
+LASTS_S: Final = (10.0, 40.0)
+EVERY_S: Final = 1.0
 """The mean time between two arrivals: somewhat more jobs than the servers can run at one time."""
 STUCK_S: Final = 15.0
 """An admitted job is stuck if not all of its pods are bound after this time, although others end in the meantime."""
@@ -85,7 +86,7 @@ class Jobs:
         chance = random.Random(seed)
         names = [f"job-{at}" for at in range(ARRIVALS)]
         return cls(
-            world, {name: chance.choice(SHAPES) for name in names}, {name: chance.uniform(2.0, 8.0) for name in names}
+            world, {name: chance.choice(SHAPES) for name in names}, {name: chance.uniform(*LASTS_S) for name in names}
         )
 
     @property
