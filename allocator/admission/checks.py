@@ -8,7 +8,8 @@ ClusterQueue, a workload with a reservation of quota is asked about first (kueue
 * Retry, with the reason: Kueue gives the quota back and tries again after a delay, which grows; the allocator ends the
   delay when all pods fit.
 
-Only the leader answers. What it has said is not taken back: pods are placed by their own decisions anyway.
+Only the leader answers. Until the workload is admitted, it is asked again when its seats have expired or a node of them
+has failed, and by another leader; after that nothing is taken back: pods are placed by their own decisions anyway.
 """
 
 import asyncio
@@ -104,6 +105,7 @@ class AdmissionChecks:
     ) -> None:
         self._client = client
         self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._expected = ExpectedPods(engine)
         self._leadership = leadership
         self._publish = publish
@@ -146,6 +148,9 @@ class AdmissionChecks:
             if not check.is_active:
                 await self._tried(check.key, self._activate(check))
         now_s = self._monotonic()
+        for uid in tuple(self._kept):
+            if (workload := self._workloads.get(uid)) is not None and self._is_asked(workload):
+                self._due.setdefault(uid, 0.0)  # its seats have expired, or a node of them has failed
         for uid in [uid for uid, due_s in self._due.items() if due_s <= now_s]:
             self._due.pop(uid, None)
             workload = self._workloads.get(uid)
@@ -195,7 +200,7 @@ class AdmissionChecks:
         states = set(workload.states(set(self._checks)).values())
         if not states or workload.is_true("Finished") or not workload.spec.active:
             self._forget(uid)
-        elif workload.has_reservation and "Pending" in states:
+        elif self._is_asked(workload):
             self._due[uid] = 0.0
             self._wake.set()
         elif not workload.has_reservation:
@@ -204,6 +209,17 @@ class AdmissionChecks:
                 delay.workload = workload
         elif workload.is_true("Admitted"):
             self._delays.pop(uid, None)
+
+    def _is_asked(self, workload: Workload) -> bool:
+        """Whether a workload has to be answered: also again, if it is not admitted yet and has no seats any more."""
+        states = set(workload.states(set(self._checks)).values())
+        if not workload.has_reservation or not states <= {"Pending", "Ready"}:
+            return False
+        if "Pending" in states:
+            return True
+        plans = self._kept.get(workload.uid)
+        has_seats = plans is not None and all(plan in self._ledger.plans for plan in plans)
+        return bool(states) and not (workload.is_true("Admitted") or has_seats)
 
     def _forget(self, uid: str) -> None:
         self._due.pop(uid, None)
@@ -239,29 +255,37 @@ class AdmissionChecks:
     async def _answer(self, workload: Workload) -> None:
         uid, states = workload.uid, workload.states(set(self._checks))
         pending = {name for name, state in states.items() if state == "Pending"}
-        pods = await self._pods(workload) if pending else []
-        if not pending or self._workloads.get(uid) is not workload:
+        if workload.is_true("Admitted"):  # its queue has got the check since: a refusal would evict what runs
+            await self._ready(workload, pending, "the workload was admitted before")
+            return
+        pods = await self._pods(workload) if self._is_asked(workload) else None
+        if pods is None or self._workloads.get(uid) is not workload:
             return  # a change of it is due as well
         self._release(uid)
         try:
             plans = await self._expected.keep(pods, self._ttl_s)
         except Refusal as refusal:
-            await self._refuse(workload, pending, pods, refusal)
+            await self._refuse(workload, set(states), pods, refusal)
             return
         self._kept[uid] = plans
         if self._workloads.get(uid) is not workload:
             self._release(uid)
             return
+        if not pending:
+            return  # they were told so before
         fits = f"{count(len(pods), 'pod')} with chips fit now" if pods else "its pods request no chips"
         try:
-            await self._write(workload, pending, {"state": "Ready", "message": fits})
+            await self._ready(workload, pending, fits)
         except BaseException:
             self._release(uid)
             raise
-        self._answered("Ready")
-        log.info("a workload fits", workload=workload.key, pods=len(pods))
 
-    async def _refuse(self, workload: Workload, pending: set[str], pods: list[Pod], refusal: Refusal) -> None:
+    async def _ready(self, workload: Workload, names: set[str], why: str) -> None:
+        await self._write(workload, names, {"state": "Ready", "message": why})
+        self._answered("Ready")
+        log.info("a workload fits", workload=workload.key, why=why)
+
+    async def _refuse(self, workload: Workload, names: set[str], pods: list[Pod], refusal: Refusal) -> None:
         revision = self._cluster.changes.revision
         never = await self._expected.never_fit(pods)
         message = refusal.message if never is None or never == refusal.message else f"{refusal.message}; {never}"
@@ -270,7 +294,7 @@ class AdmissionChecks:
         delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
         answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}
         # Releases of Kueue without that field have the time in its own state.
-        await self._write(workload, pending, answer, requeueState={"requeueAt": self._time(delay_s)})
+        await self._write(workload, names, answer, requeueState={"requeueAt": self._time(delay_s)})
         self._delays[workload.uid] = _Delay(workload, tries + 1, self._monotonic(), revision)
         self._answered("Retry")
         metadata = workload.metadata

@@ -87,15 +87,17 @@ class ExpectedPods:
             ttl_s: how long the seats are kept for them.
 
         Raises:
-            Refusal: not all of them fit now, or the request of one is invalid on every node. A job that has a plan
-                already keeps that.
+            Refusal: not all of them fit now, or the request of one is invalid on every node. A job that has a plan,
+                or placed pods, already is left as it is.
         """
         kept: list[str] = []
         try:
             for of_job in await self._read(pods):
-                if of_job.plan not in self._ledger.plans:
-                    kept.append(of_job.plan)
-                    await self._keep(of_job, ttl_s)
+                known = self._cluster.jobs.by_key.get(of_job.gang.job)
+                if of_job.plan in self._ledger.plans or (known is not None and known.placed):
+                    continue  # its pods have come
+                kept.append(of_job.plan)
+                await self._keep(of_job, ttl_s)
         except BaseException:
             self.release(kept)
             raise

@@ -30,7 +30,7 @@ ARRIVALS: Final = int(os.environ.get("ARRIVALS", "60"))
 NODES, RACKS, CHIPS = 8, 2, 8
 SHAPES: Final = ((1, 1), (1, 2), (1, 2), (1, 4), (1, 4), (1, 8), (2, 8), (3, 8))
 """Pods, and chips of each."""
-LASTS_S: Final = (10.0, 40.0)
+LASTS_S: Final = (5.0, 30.0)
 EVERY_S: Final = 1.0
 """The mean time between two arrivals: somewhat more jobs than the servers can run at one time."""
 STUCK_S: Final = 15.0

@@ -205,6 +205,39 @@ async def test_nothing_is_kept_for_a_workload_that_has_ended(tmp_path: Path, cha
         await until(lambda: not allocator.app.ledger)
 
 
+async def test_a_workload_that_runs_is_not_refused_by_a_new_check(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        conditions = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Admitted")]
+        await kueue.reserve("job", conditions=conditions)
+        assert (await kueue.answer("job"))["state"] == "Ready"
+        assert not allocator.app.ledger
+
+
+async def test_what_was_ready_is_refused_if_its_node_fails_before_it_is_admitted(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        assert (await kueue.answer("job"))["state"] == "Ready"
+        await allocator.remove_node("n0")
+        allocator.app.engine.gangs.prune()
+        while (answer := await kueue.answer("job"))["state"] == "Ready":
+            pass
+        assert answer["state"] == "Retry"
+
+
+async def test_a_new_leader_keeps_chips_for_what_was_ready(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job", admissionChecks=[OTHER, {**OWN, "state": "Ready"}])
+        await until(lambda: len(allocator.app.ledger) == 1)
+
+
 async def test_pods_that_request_no_chips_are_admitted(tmp_path: Path) -> None:
     async with answering(tmp_path) as (allocator, kueue):
         await kueue.check()
