@@ -7,10 +7,10 @@ from typing import Final
 
 from allocator.gangs.policy import Peer
 from allocator.rules.vacancy import Vacancy
-from allocator.state.block_record import BlockRecord
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.previous_nodes import BlockRecord
 from ascend.annotations import read_block
 from ascend.kube.objects import Pod
 

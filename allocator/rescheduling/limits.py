@@ -71,7 +71,7 @@ class DeletionLimits:
         # Those deleted before may not have been counted by their controller yet.
         by_owner.update(owner_uid(pod) for uid in recovery.deleted if (pod := self._cluster.pods.get(uid)) is not None)
         for member in choice.pods:
-            owned = self._cluster.jobs.owned_by(member.pod)
+            owned = self._cluster.jobs.owners.of(member.pod)
             if (nobody := why_nobody(member.pod, owned, by_owner[owner_uid(member.pod)])) is not None:
                 return nobody
         return None

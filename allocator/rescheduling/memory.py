@@ -9,8 +9,8 @@ import msgspec
 from allocator.rescheduling.decision import Depth, PodChoice, failing_nodes, leaves_gracefully
 from allocator.rescheduling.faults import FaultKind
 from allocator.rules.rescheduling_labels import FaultLabels, Reach
-from allocator.state.block_record import RankSpot
 from allocator.state.holding import Holding
+from allocator.state.previous_nodes import RankSpot
 from ascend.chips import MAX_CHIP_ID, chip_set
 from ascend.cores import CUT_PATTERN, parse_cut
 from ascend.errors import UNREADABLE

@@ -265,7 +265,7 @@ class Rescheduler:
 
     def _note_waiting(self, job: Job, recovery: Recovery, now_s: float) -> None:
         """Note since when a pod waits for chips; waiting for other pods of the job does not count."""
-        are_there = job.size >= wanted(job, self._cluster.jobs.owned_by)
+        are_there = job.size >= wanted(job, self._cluster.jobs.owners.of)
         are_ending = any(now_s < deleted.at_s + ENDS_S for deleted in recovery.deleted.values())
         waits = any(pod.waits_for_chips for pod in job.pods.values())
         if not (recovery.is_open and waits and are_there) or are_ending or recovery.is_switch:
@@ -276,7 +276,7 @@ class Rescheduler:
     async def _end_if_whole(self, job: Job, recovery: Recovery) -> None:
         """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
         is_waiting = recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values())
-        if not recovery.is_open or is_waiting or job.size < wanted(job, self._cluster.jobs.owned_by):
+        if not recovery.is_open or is_waiting or job.size < wanted(job, self._cluster.jobs.owners.of):
             return
         if self._reset_configs is not None and not self._is_dry:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())

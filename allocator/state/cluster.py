@@ -9,10 +9,7 @@ from allocator.rules.job import JobKey
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.state.block_record import BlockRecord, RankSpot
-from allocator.state.changes import Changes
-from allocator.state.faulty_nodes import FaultyNodes
-from allocator.state.followers import PodFollowers
+from allocator.state.changes import Changes, PodFollowers
 from allocator.state.holding import Holding, read_holding
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
@@ -28,12 +25,11 @@ from allocator.state.node import (
     unknown_node,
 )
 from allocator.state.node_labels import NodeLabels, NodeMarks
-from allocator.state.node_reports import NodeReports
+from allocator.state.node_reports import NodeReports, ReportAges
 from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
-from allocator.state.previous_nodes import PreviousNodes
+from allocator.state.previous_nodes import BlockRecord, FaultyNodes, PreviousNodes, RankSpot
 from allocator.state.report import NO_REPORT, NodeHealth
-from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.swaps import after_change, after_end, after_report, without_partner
 from allocator.state.switches import Switches, asks_for_switches, read_state
@@ -64,7 +60,7 @@ class Cluster:
         ledger: the reservations.
         clock: the clock for the ages of reports and of what ``previous`` remembers, in seconds.
         max_report_age_s: the greatest age of a node's report.
-        reported_s: when a report was written that is seen for the first time (``report_ages.py``); now if not given.
+        reported_s: when a report was written that is seen for the first time (``ReportAges``); now if not given.
         previous: remembers the nodes of pods for their successors; None to disable this.
         ignored: called with a node and the names in its annotation that are neither chips nor vNPUs, when these change.
 

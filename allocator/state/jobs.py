@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final
 
 import msgspec
 
@@ -11,22 +10,12 @@ from allocator.rules.job_products import is_mind_ie
 from allocator.rules.unsupported import without_effect
 from allocator.state.discovery import Discovery
 from allocator.state.job import Job
-from allocator.state.owned import Owned, end_of
-from ascend.jobs.core import INDEXED_JOB, SINGLE, STATEFUL_SET
+from allocator.state.owned import Owners
+from ascend.jobs.core import SINGLE
 from ascend.jobs.kind import JobFacts, JobObject
-from ascend.jobs.ray import RAY_GANG
-from ascend.kube import kept
 from ascend.kube.kept import settings_among
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet, task_minima
-
-SETTINGS: Final = kept.SETTINGS - {"app", "jobID", "ome.io/inferenceservice", RAY_GANG}
-"""The labels and annotations that count on the pods of a job, its PodGroup and the object of its operator only.
-
-The others are marks of other programs, too, or of one kind of object.
-"""
-
-_CORE_OWNERS: Final = {("apps/v1", "StatefulSet"): STATEFUL_SET, ("batch/v1", "Job"): INDEXED_JOB}
+from ascend.kube.workloads import PodGroup, task_minima
 
 
 class _Membership(msgspec.Struct, frozen=True, gc=False):
@@ -42,10 +31,9 @@ class Jobs:
         self._jobs: dict[JobKey, Job] = {}
         self._members: dict[str, _Membership] = {}
         self._groups: dict[JobKey, JobFacts] = {}
-        self._owners: dict[JobKey, Owned] = {}
+        self.owners = Owners()
         self._sources: dict[JobKey, JobFacts] = {}
         self._made_from: dict[JobKey, set[JobKey]] = {}
-        self._watched: dict[str, set[str]] = {}
         self.discovery = Discovery()
         self.reschedules = False
         """Whether pods are rescheduled after faults."""
@@ -73,8 +61,8 @@ class Jobs:
     def without_pods(self) -> "Jobs":
         """The same groups, owners and objects without a pod: for pods that may be created."""
         empty = Jobs()
-        empty._groups, empty._owners, empty._sources = self._groups, self._owners, self._sources
-        empty._watched = self._watched
+        empty._groups, empty.owners, empty._sources = self._groups, self.owners, self._sources
+        empty.discovery.watched = self.discovery.watched
         return empty
 
     def lacks_group(self, job: Job) -> bool:
@@ -84,10 +72,10 @@ class Jobs:
         themselves.
         """
         kind = _kind(job)
-        if kind not in self._watched:
-            lacks = bool(kind) and self.discovery.is_waiting(job.key)
-        else:
+        if kind in self.discovery.watched:
             lacks = (job.group if is_group(job.key) else job.source) is None
+        else:
+            lacks = self.discovery.is_waiting(job.key)
         return lacks and job.stated_minimum is None
 
     def unserved_group(self, job: Job) -> str | None:
@@ -96,7 +84,12 @@ class Jobs:
         Such a group can't exist, so nothing says how many pods start together.
         """
         is_known = job.stated_minimum is not None or job.group is not None or job.source is not None
-        if is_known or not is_group(job.key) or job.kind in self._watched or self.discovery.is_waiting(job.key):
+        if (
+            is_known
+            or not is_group(job.key)
+            or job.kind in self.discovery.watched
+            or self.discovery.is_waiting(job.key)
+        ):
             return None
         return (
             f"its pods name {job.kind} {job.key}, but the API server does not serve that kind, so each of them starts "
@@ -109,24 +102,7 @@ class Jobs:
         pods = job.cooperation_with(pod).known if is_mind_ie(pod.metadata.labels) else None  # called for every new pod
         several = pods if pods is not None and pods > 1 else None  # pods that are placed by themselves have no blocks
         said = without_effect(pod, job.facts, several, reschedules=self.reschedules)
-        return (*said, *self._misplaced(pod))
-
-    def _misplaced(self, pod: Pod) -> Iterator[str]:
-        """Settings on the Job or StatefulSet of a pod, whose pods only have what is in their template."""
-        controller = pod.metadata.controller
-        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
-        if controller is None or kind is None:
-            return
-        owner = self._owners.get(JobKey(pod.metadata.namespace, controller.name, kind))
-        if owner is None:
-            return
-        own = {"label": pod.metadata.labels, "annotation": pod.metadata.annotations}
-        for what, key in owner.settings:
-            if key not in own[what]:
-                yield (
-                    f"{what} {key} on {controller.kind} {pod.metadata.namespace}/{controller.name}: settings on a "
-                    f"{controller.kind} have no effect; write it in the metadata of its pod template"
-                )
+        return (*said, *self.owners.misplaced_settings(pod))
 
     def gang(self, job: Job) -> Job | None:
         """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
@@ -150,8 +126,7 @@ class Jobs:
             job = self._jobs[key] = self._new(key, pod)
             if job.source_key is not None:
                 self._made_from.setdefault(job.source_key, set()).add(key)
-            if (kind := _kind(job)) not in self._watched:
-                self.discovery.job_seen(key, kind)
+            self.discovery.job_seen(key, _kind(job))
         elif job.source_key is not None and pod.requests_chips and find_object(pod) != job.source_key:
             self._unlink(job)  # a group of pods of several objects
             job.source_key = None
@@ -186,7 +161,7 @@ class Jobs:
 
     def on_watched(self, kind: str, informer: str = "") -> None:
         """Record that an informer watches the groups or objects of a kind, and has synced."""
-        self._watched.setdefault(kind, set()).add(informer)
+        self.discovery.on_watched(kind, informer)
         self._renew(kind)
 
     def not_served(self, informer: str, keys: Collection[JobKey]) -> None:
@@ -195,11 +170,9 @@ class Jobs:
             self._inform(self._jobs.get(key))
 
     def on_unserved(self, kind: str, informer: str = "") -> None:
-        """Record that what an informer watched is no longer served; without another informer, drop what is known."""
-        self._watched[kind].discard(informer)
-        if self._watched[kind]:
+        """Record that the kind of an informer is no longer served; without another informer, drop its objects."""
+        if not self.discovery.on_unserved(kind, informer):
             return
-        del self._watched[kind]
         for facts in (self._groups, self._sources):
             for key in [key for key in facts if key.kind == kind]:
                 del facts[key]
@@ -236,41 +209,9 @@ class Jobs:
         self.losses += 1
         self._inform_made_from(key)
 
-    def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
-        """Add or update an owner of pods."""
-        metadata = owner.metadata
-        written = (("label", metadata.labels), ("annotation", metadata.annotations))
-        settings = tuple((what, key) for what, keys in written for key in sorted(SETTINGS.intersection(keys)))
-        owned = Owned(owner.size, owner.is_one_by_one, owner.uid, settings=settings)
-        if isinstance(owner, BatchJob):
-            owned = owned._replace(
-                limit_s=owner.spec.active_deadline_seconds,
-                started=owner.status.start_time,
-                failures_left=owner.failures_left,
-                ignores_disruptions=owner.ignores_disruptions,
-            )
-        self._owners[_owned(owner)] = owned
-
-    def owned_by(self, pod: Pod) -> Owned | None:
-        """The facts of a pod's StatefulSet or Job; None for other controllers, or an unknown one."""
-        controller = pod.metadata.controller
-        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
-        if controller is None or kind is None:
-            return None
-        owned = self._owners.get(JobKey(pod.metadata.namespace, controller.name, kind))
-        return owned if owned is not None and owned.uid == controller.uid else None
-
     def end_of(self, pod: Pod, now_s: float) -> float:
         """When a pod has to have ended, Unix seconds; infinite if that is unknown."""
-        controller = pod.metadata.controller
-        owner = None
-        if controller is not None and controller.kind == "Job" and controller.api_version.startswith("batch/"):
-            owner = self._owners.get(JobKey(pod.metadata.namespace, controller.name, INDEXED_JOB))
-        return end_of(pod, owner, self.job_of(pod).source, now_s)
-
-    def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
-        """Remove an owner of pods."""
-        self._owners.pop(_owned(owner), None)
+        return self.owners.end_of(pod, self.job_of(pod).source, now_s)
 
     def set_placed(self, uid: str, node: str) -> None:
         """Record on which node a pod is bound or has a reservation, if it needs chips; empty for none."""
@@ -302,7 +243,7 @@ class Jobs:
                 del self._made_from[job.source_key]
 
     def _new(self, key: JobKey, pod: Pod) -> Job:
-        job = Job(key, self._owners, find_object(pod))
+        job = Job(key, self.owners.by_key, find_object(pod))
         if key in self._groups or job.source_key in self._sources:
             self._inform(job)
         return job
@@ -313,9 +254,3 @@ def _kind(job: Job) -> str:
     if is_group(job.key):
         return job.kind
     return job.source_key.kind if job.source_key is not None else ""
-
-
-def _owned(owner: StatefulSet | BatchJob) -> JobKey:
-    # The pods of a Job without an index don't work together, however many there are.
-    kind = STATEFUL_SET if isinstance(owner, StatefulSet) else INDEXED_JOB
-    return JobKey(owner.metadata.namespace, owner.name, kind)

@@ -115,8 +115,8 @@ def _selector(labels: Mapping[str, str]) -> str:
 _reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_selector(LABELS))
 _owners = partial(
     WatchedKind,
-    apply=lambda cluster, owner: cluster.jobs.owner_applied(owner),
-    delete=lambda cluster, owner: cluster.jobs.owner_deleted(owner),
+    apply=lambda cluster, owner: cluster.jobs.owners.apply(owner),
+    delete=lambda cluster, owner: cluster.jobs.owners.delete(owner),
 )
 
 KINDS: Final = (

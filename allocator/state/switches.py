@@ -13,9 +13,9 @@ from allocator.rules.asked import DEFAULT_SWITCHES
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import TOR_AFFINITY
 from allocator.rules.job_settings import with_settings
-from allocator.state.block_record import BlockRecord
 from allocator.state.job import VERSIONS, Job
 from allocator.state.ledger import Ledger
+from allocator.state.previous_nodes import BlockRecord
 from allocator.state.reservation import OnSwitch
 from allocator.switches.demand import Version, schema_of
 from allocator.switches.rooms import UNUSED, Schema, SwitchState, Use

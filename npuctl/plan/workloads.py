@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from allocator.state.jobs import SETTINGS
 from allocator.state.kinds import KINDS
+from allocator.state.owned import SETTINGS
 from ascend.errors import InvalidValue
 from ascend.jobs.creation import Controller
 from ascend.jobs.kind import JobSpec

@@ -96,7 +96,7 @@ def _differences(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator
         yield from _placed(uid, cluster, ledger)
     for uid in {*cluster.plain, *rebuilt.plain}:
         yield from _differs(f"pod {uid}", "kept as a plain pod", cluster.plain.get(uid), rebuilt.plain.get(uid))
-    for key in cluster.jobs._owners.keys() | rebuilt.jobs._owners.keys():
+    for key in cluster.jobs.owners.by_key.keys() | rebuilt.jobs.owners.by_key.keys():
         yield from _owner(key, cluster, rebuilt)
     for key in cluster.jobs._sources.keys() | rebuilt.jobs._sources.keys():
         yield from _source(key, cluster, rebuilt)
@@ -152,7 +152,7 @@ def _placed(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
 
 
 def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
-    mine, other = cluster.jobs._owners.get(key), rebuilt.jobs._owners.get(key)
+    mine, other = cluster.jobs.owners.by_key.get(key), rebuilt.jobs.owners.by_key.get(key)
     yield from _differs(f"{key.kind} {key}", "desired pods", mine, other)
 
 
@@ -196,7 +196,7 @@ def _sizes(job: Job) -> tuple[int, int]:
 
 def _both_watch_groups(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
     # Whether an optional kind is served is checked periodically only (``allocator.watch.informers``).
-    return (key.kind in cluster.jobs._watched) == (key.kind in rebuilt.jobs._watched)
+    return (key.kind in cluster.jobs.discovery.watched) == (key.kind in rebuilt.jobs.discovery.watched)
 
 
 def _entry(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:

@@ -92,7 +92,7 @@ class Allocator:
         store, cluster = self.server.store, self.app.cluster
         for entry in (*store.objects_in("default"), *store.select(Selection(NODES))):
             store.remove(entry)
-        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs._owners))
+        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs.owners.by_key))
         await until(lambda: not (len(cluster.plain) or len(self.app.ledger)))
 
     async def node(self, name: str, **more: Any) -> None:

@@ -106,7 +106,7 @@ def half_bound_gang() -> World:
     """A gang with a bound pod and one with a reservation, and other owners."""
     world = World()
     for owner in OWNERS:
-        world.cluster.jobs.owner_applied(owner)
+        world.cluster.jobs.owners.apply(owner)
     for each in GROUPS[VOLCANO]:
         world.cluster.jobs.group_applied(VOLCANO, each)
     world.cluster.jobs.on_watched(VOLCANO)
@@ -131,8 +131,8 @@ def test_complete_jobs_have_no_differences() -> None:
 
 def test_wrong_replica_counts_are_found() -> None:
     jobs = (world := half_bound_gang()).cluster.jobs
-    jobs._owners[WEB] = Owned(99)
-    jobs.owner_deleted(OWNERS[1])
+    jobs.owners.by_key[WEB] = Owned(99)
+    jobs.owners.delete(OWNERS[1])
     assert differences_of_jobs(world) == [
         ("Indexed Job default/batch", "None", str(Owned(1, failures_left=6))),
         ("StatefulSet default/web", str(Owned(99)), str(Owned(2))),

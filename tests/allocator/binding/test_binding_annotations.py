@@ -95,7 +95,7 @@ def test_a_pod_with_a_peer_that_requests_chips_is_distributed() -> None:
 def test_the_first_pod_is_distributed_if_its_owner_has_replicas(replicas: int, distributed: str) -> None:
     first = owned_by(pod("train-0", 1), "StatefulSet")
     world = World()
-    world.cluster.jobs.owner_applied(stateful_set(replicas))
+    world.cluster.jobs.owners.apply(stateful_set(replicas))
     assert annotations_of(first, 1, server(), world=world)[DISTRIBUTED] == distributed
 
 

@@ -199,13 +199,13 @@ def test_the_deadline_of_a_job_counts_for_its_pods_from_its_start() -> None:
     end(world, "s0")
     late = owned_by(pod("late", 8), "Job", "batch/v1", name="waiting")
     jobs = world.cluster.jobs
-    jobs.owner_applied(batch("waiting", 600, started="2025-12-31T23:55:00Z"))  # it has 300 s left
+    jobs.owners.apply(batch("waiting", 600, started="2025-12-31T23:55:00Z"))  # it has 300 s left
     assert not places(world, late)  # it is unknown when the other one ends
-    jobs.owner_applied(batch("running", 299, started="2026-01-01T00:00:00Z"))
+    jobs.owners.apply(batch("running", 299, started="2026-01-01T00:00:00Z"))
     assert not places(world, late)
-    jobs.owner_applied(batch("running", 301, started="2026-01-01T00:00:00Z", uid="of a former one"))
+    jobs.owners.apply(batch("running", 301, started="2026-01-01T00:00:00Z", uid="of a former one"))
     assert not places(world, late)
-    jobs.owner_applied(batch("running", 301, started="2026-01-01T00:00:00Z"))
+    jobs.owners.apply(batch("running", 301, started="2026-01-01T00:00:00Z"))
     assert not places(world, limited(pod("long", 8), 302))
     assert places(world, late) == "n0"
 
@@ -213,7 +213,7 @@ def test_the_deadline_of_a_job_counts_for_its_pods_from_its_start() -> None:
 def test_of_the_deadlines_of_a_pod_and_its_job_the_earlier_counts() -> None:
     world = world_of(2, holder("s0", "n0"), holder("s1", "n1", limit_s=100), *gang("big", 2))
     end(world, "s0")
-    world.cluster.jobs.owner_applied(batch("long", 1000))  # it has not started yet
+    world.cluster.jobs.owners.apply(batch("long", 1000))  # it has not started yet
     late = owned_by(pod("late", 8), "Job", "batch/v1", name="long")
     assert not places(world, late)
     assert not places(world, limited(late, 101))

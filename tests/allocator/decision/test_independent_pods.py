@@ -145,7 +145,7 @@ def test_the_author_of_the_only_pod_of_a_stateful_set_is_told_what_several_can_n
     chips: int, replicas: int, annotations: dict[str, str], told: tuple[str, ...]
 ) -> None:
     world = world_of()
-    world.cluster.jobs.owner_applied(stateful_set(replicas))
+    world.cluster.jobs.owners.apply(stateful_set(replicas))
     first = owned_by(pod("train-0", chips, annotations=annotations), "StatefulSet")
     assert world.engine.warnings(first) == told
     world.add(first)
@@ -164,7 +164,7 @@ def test_the_author_of_a_ray_cluster_that_does_not_scale_by_itself_is_told_it_to
 def test_what_counts_are_the_products_of_the_nodes_that_a_pod_may_use(selector: dict[str, str]) -> None:
     world = world_of()
     world.add(node("b", labels={TYPE: "module-910b-8"}))
-    world.cluster.jobs.owner_applied(stateful_set(1))
+    world.cluster.jobs.owners.apply(stateful_set(1))
     first = owned_by(pod("train-0", 1, selector=selector), "StatefulSet")
     assert world.engine.warnings(first) == (() if selector else (SCALED,))
 

@@ -26,7 +26,7 @@ def world_of(nodes: Mapping[str, list[int]], replicas: int | None) -> World:
         data = encode_report(DeviceReport(0xFF, 0, chip_set(cut_off), update_time_s=1))
         world.add(node(name, labels=MODULE), report(name, data=data))
     if replicas is not None:
-        world.cluster.jobs.owner_applied(stateful_set(replicas))
+        world.cluster.jobs.owners.apply(stateful_set(replicas))
     return world
 
 

@@ -75,7 +75,7 @@ def test_a_size_valid_neither_alone_nor_with_peers_is_refused_early(chips: int) 
 @pytest.mark.parametrize("labels", [{}, {"jobset.sigs.k8s.io/replicatedjob-replicas": "2"}])
 def test_the_first_pod_is_refused_if_known_peers_make_its_gang_invalid(labels: dict[str, str]) -> None:
     world = world_of_group(2)
-    world.cluster.jobs.owner_applied(stateful_set(1 if labels else 2))
+    world.cluster.jobs.owners.apply(stateful_set(1 if labels else 2))
     first = pod("train-0", 4, selector=MODULE, annotations=GROUPED, labels=labels)
     with pytest.raises(Refusal, match=r"job default/train .*several pods of 4 chips"):
         world.engine.validate(owned_by(first, "StatefulSet"))

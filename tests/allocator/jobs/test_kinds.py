@@ -88,7 +88,7 @@ def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
             jobs.source_applied(source, each)
             jobs.on_watched(source)
         elif isinstance(each, StatefulSet | BatchJob):
-            jobs.owner_applied(each)
+            jobs.owners.apply(each)
     return jobs
 
 
@@ -602,7 +602,7 @@ def test_every_row_of_the_table_has_a_manifest() -> None:
 def test_pods_wait_for_the_object_that_says_how_many_there_are(case: Case) -> None:
     jobs = jobs_of(case.objects, case.kind)
     source = next(each for each in case.objects if isinstance(each, JobObject))
-    (kind,) = {row.name for row in JOB_KINDS if row.name in jobs._watched and not row.is_group}
+    (kind,) = {row.name for row in JOB_KINDS if row.name in jobs.discovery.watched and not row.is_group}
     job = jobs.job_of(case.pods[0])
     jobs.pod_applied(case.pods[0])
     jobs.source_deleted(kind, source)

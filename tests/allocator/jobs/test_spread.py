@@ -40,7 +40,7 @@ def gang(world: World, number: int, minimum: int | None = None, *, request: int 
 
 def single(world: World, number: int, *, request: int = 4) -> list[Pod]:
     """The pods of a StatefulSet, which are placed one by one."""
-    world.cluster.jobs.owner_applied(stateful_set(number))
+    world.cluster.jobs.owners.apply(stateful_set(number))
     pods = [ordinal(at, request=request) for at in range(number)]
     world.add(*pods)
     return pods

@@ -50,7 +50,7 @@ def test_the_groups_of_a_leader_worker_set_start_one_by_one_and_each_whole(is_wa
     )
     made = world(3, **({LEADER_WORKER_SET: serve} if is_watched else {}))
     for name, replicas in (("serve", 2), ("serve-0", 1), ("serve-1", 1)):
-        made.cluster.jobs.owner_applied(stateful_set(replicas, name=name))
+        made.cluster.jobs.owners.apply(stateful_set(replicas, name=name))
     pods = [leader_worker(group, at) for group in range(2) for at in range(2)]
     made.add(pods[0])
     assert placed(made, pods[:1]) == [Reason.GANG_INCOMPLETE]
@@ -102,7 +102,7 @@ def test_an_invalid_count_of_kueue_is_refused() -> None:
 
 def test_a_stateful_set_that_starts_in_order_can_have_no_minimum() -> None:
     made = world(2)
-    made.cluster.jobs.owner_applied(StatefulSet(metadata=stateful_set(1).metadata, spec=StatefulSetSpec(2)))
+    made.cluster.jobs.owners.apply(StatefulSet(metadata=stateful_set(1).metadata, spec=StatefulSetSpec(2)))
     first = ordinal(0, annotations={MIN_AVAILABLE: "2"})
     made.add(first)
     refusal = made.refusal(first)
@@ -112,7 +112,7 @@ def test_a_stateful_set_that_starts_in_order_can_have_no_minimum() -> None:
         "(podManagementPolicy OrderedReady), but 2 pods of job default/train must be placed together; set "
         "podManagementPolicy to Parallel, or the minimum to 1"
     )
-    made.cluster.jobs.owner_applied(stateful_set(2))
+    made.cluster.jobs.owners.apply(stateful_set(2))
     assert made.refusal(first).reason is Reason.GANG_INCOMPLETE
 
 
@@ -151,7 +151,7 @@ def test_the_tasks_of_a_vcjob_get_ranks_of_their_own(is_watched: bool, order: li
 
 def test_a_stateful_set_that_starts_in_order_is_placed_pod_by_pod() -> None:
     made = world(2)
-    made.cluster.jobs.owner_applied(StatefulSet(metadata=stateful_set(1).metadata, spec=StatefulSetSpec(2)))
+    made.cluster.jobs.owners.apply(StatefulSet(metadata=stateful_set(1).metadata, spec=StatefulSetSpec(2)))
     for at in range(2):
         pod = ordinal(at)
         made.add(pod)

@@ -149,7 +149,7 @@ def test_a_group_whose_minimum_is_known_is_not_told(scene: Scene) -> None:
 @pytest.mark.parametrize("is_in_template", [True, False])
 def test_a_setting_on_the_object_and_not_in_its_template_is_told(scene: Scene, *, is_in_template: bool) -> None:
     metadata = Metadata("train", "default", "u", annotations={MIN_AVAILABLE: "2", "other": "x"})
-    scene.world.cluster.jobs.owner_applied(StatefulSet(metadata=metadata))
+    scene.world.cluster.jobs.owners.apply(StatefulSet(metadata=metadata))
     annotations = {MIN_AVAILABLE: "2"} if is_in_template else {}
     told = scene.told(owned_by(pod("train-0", 8, annotations=annotations), "StatefulSet", "apps/v1"))
     assert told == ([] if is_in_template else ["train-0"])

@@ -96,7 +96,7 @@ async def test_a_job_does_not_fail_by_pods_that_go_one_after_the_other() -> None
     stage = scene(job(3, kind="Job", api_version="batch/v1", pod_rescheduling="on", fault_scheduling="grace"))
     stage.stuck = {"train-1"}
     spec = BatchJobSpec(3, 3, backoff_limit=1)
-    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.cluster.jobs.owners.apply(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
     stage.world.add(report("n2", unhealthy=[0]))
     assert await stage.settle() == ["train-1"]
     stage.world.add(report("n3", unhealthy=[0]))
@@ -109,7 +109,7 @@ async def test_a_pod_that_its_job_has_replaced_already_does_not_end_the_job_with
     old = replace(anew(pods[0]), spec=replace(pods[0].spec, node_name="n9"))
     stage = scene([*pods, replace(old, status=replace(old.status, phase="Failed"))])
     spec = BatchJobSpec(2, 2, backoff_limit=6)
-    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.cluster.jobs.owners.apply(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
     stage.world.add(lost("n9"))
     await stage.look()
     assert await stage.look(30.0) == []
@@ -134,7 +134,7 @@ IGNORE = PodFailureRule("Ignore", (PodConditionPattern("DisruptionTarget"),))
 async def test_the_first_rule_about_a_deleted_pod_decides(rules: tuple[PodFailureRule, ...], *, goes: bool) -> None:
     stage = scene(job(2, kind="Job", api_version="batch/v1"))
     spec = BatchJobSpec(2, 2, backoff_limit=6, pod_failure_policy=PodFailurePolicy(rules))
-    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.cluster.jobs.owners.apply(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == (["train-0", "train-1"] if goes else [])
 

@@ -11,7 +11,7 @@ from allocator.rescheduling.decision import Depth
 from allocator.rescheduling.limits import UNKNOWN, DeletionLimits
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
 from allocator.rescheduling.storage import KEY, MAX_BYTES, VERSION, MemoryPacking, decode
-from allocator.state.block_record import RankSpot
+from allocator.state.previous_nodes import RankSpot
 from ascend.errors import TooLarge
 from tests.allocator.builders import World
 from tests.allocator.rescheduling.scene import encode

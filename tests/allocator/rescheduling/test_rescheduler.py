@@ -151,7 +151,7 @@ IGNORES = PodFailurePolicy((PodFailureRule("Ignore", (PodConditionPattern("Disru
 )
 async def test_pods_of_a_job_that_would_fail_stay(spec: BatchJobSpec, *, goes: bool) -> None:
     stage = scene(job(2, kind="Job", api_version="batch/v1"))
-    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.cluster.jobs.owners.apply(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == (["train-0", "train-1"] if goes else [])
     if not goes:

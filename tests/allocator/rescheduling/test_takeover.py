@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
-from allocator.state.block_record import RankSpot
+from allocator.state.previous_nodes import RankSpot
 from ascend.chips import chip_set
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer

@@ -192,6 +192,6 @@ async def test_failed_pods_that_a_job_has_counted_are_not_counted_again() -> Non
     old = replace(anew(pods[0]), status=replace(pods[0].status, phase="Failed"))
     stage = scene([*pods, old])
     spec = BatchJobSpec(2, 2, backoff_limit=2)
-    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.cluster.jobs.owners.apply(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
     stage.world.add(report("n2", unhealthy=[0]))
     assert set(await stage.settle()) == {"train-0", "train-1"}

@@ -42,7 +42,7 @@ async def test_the_pods_of_a_job_that_was_stopped_and_started_again_stay() -> No
 async def test_a_job_is_not_whole_before_its_controller_has_created_the_successor() -> None:
     stage, pods = interrupted(is_gang=False, mode="grace")
     owner = StatefulSet(metadata=Metadata("train", "default", "u"), spec=StatefulSetSpec(3))
-    stage.world.cluster.jobs.owner_applied(owner)
+    stage.world.cluster.jobs.owners.apply(owner)
     assert await stage.settle() == ["train-2"]
     assert await looks(stage, 3) == []
     stage.world.add(waiting(pods[2]))

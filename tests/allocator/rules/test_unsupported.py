@@ -237,7 +237,7 @@ def test_other_pods_are_placed_and_not_told(each: Pod) -> None:
 def test_a_block_of_one_pod_of_several_is_not_compared_with_its_chips() -> None:
     world = World()
     world.add(*(node(f"n{number}") for number in range(2)))
-    world.cluster.jobs.owner_applied(stateful_set(1))
+    world.cluster.jobs.owners.apply(stateful_set(1))
     assert world.engine.place(owned_by(pod("one", 8, annotations={"sp-block": "8"}), "StatefulSet")).node == "n0"
     replica = owned_by(pod("replica", 8, annotations={"sp-block": "16"}), "ReplicaSet")
     assert "say how many of its pods start together" in world.refusal(replica).message

@@ -286,12 +286,12 @@ async def test_a_changed_pod_group_requeues_its_gang(change: str) -> None:
 async def test_a_pod_refused_again_is_judged_by_its_current_request() -> None:
     # The informers have not seen it yet, so its request can't be read again.
     world, api = World(), PatchServer()
-    world.cluster.jobs.owner_applied(stateful_set(2))
+    world.cluster.jobs.owners.apply(stateful_set(2))
     world.add(node("a0", labels=MODULE), owned_by(pod("train-0", 8), "StatefulSet"))
     world.fill("a0")
     async with requeuing(world, api) as requeuer:
         requeuer.on_refusal(owned_by(pod("train-1", 8), "StatefulSet"))
-        world.cluster.jobs.owner_deleted(stateful_set(2))
+        world.cluster.jobs.owners.delete(stateful_set(2))
         requeuer.on_refusal(owned_by(pod("train-1", 4), "StatefulSet"))
         world.add(node("a1", labels=MODULE))
         world.fill("a1", [0])

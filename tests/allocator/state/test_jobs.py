@@ -177,7 +177,7 @@ def test_the_job_size_does_not_depend_on_which_peers_exist(
 ) -> None:
     jobs = Jobs()
     if owner is not None:
-        jobs.owner_applied(owner)
+        jobs.owners.apply(owner)
     for each in pods:
         for peer in pods:
             assert jobs.job_of(peer).cooperation_with(peer).known == cooperating
@@ -191,9 +191,9 @@ def test_an_owner_may_come_late_grow_and_be_deleted() -> None:
     jobs = Jobs()
     jobs.pod_applied(ORDINAL[0])
     for owner, cooperating in ((stateful(1), 1), (stateful(2), 2)):
-        jobs.owner_applied(owner)
+        jobs.owners.apply(owner)
         assert jobs.job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known == cooperating
-    jobs.owner_deleted(stateful(2))
+    jobs.owners.delete(stateful(2))
     assert jobs.job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known is None
     assert Jobs().job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known is None
 

@@ -478,7 +478,7 @@ def test_a_job_is_tried_again_once_its_nodes_have_super_pods() -> None:
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_job_of_known_size_without_a_minimum_is_told_what_it_lacks(block: int | None) -> None:
     world = super_pods(4)
-    world.cluster.jobs.owner_applied(stateful_set(4))
+    world.cluster.jobs.owners.apply(stateful_set(4))
     annotations = {"sp-block": str(block * CHIPS)} if block is not None else {}
     each = owned_by(pod("train-0", CHIPS, annotations=annotations, selector=SELECTOR), "StatefulSet")
     world.add(each)

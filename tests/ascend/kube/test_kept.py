@@ -21,7 +21,7 @@ import device_plugin
 import npuctl
 from allocator.rules.job_settings import DECIDING
 from allocator.rules.own_devices import named_devices
-from allocator.state.jobs import SETTINGS as OF_JOBS
+from allocator.state.owned import SETTINGS as OF_JOBS
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PLACEMENT_GATE, RANK, REAL
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
