@@ -287,9 +287,11 @@ class AdmissionChecks:
 
     async def _refuse(self, workload: Workload, names: set[str], pods: list[Pod], refusal: Refusal) -> None:
         revision = self._cluster.changes.revision
-        never = await self._expected.never_fit(pods)
-        message = refusal.message if never is None or never == refusal.message else f"{refusal.message}; {never}"
-        message = told_in(workload.metadata.namespace, message)
+        more = await self._expected.never_fit(pods)
+        if workload.is_placed and await self._expected.fit(await self._pods(workload.unplaced())):
+            more = "the pods fit on other nodes than Kueue has chosen"
+        said = refusal.message if more is None or more == refusal.message else f"{refusal.message}; {more}"
+        message = told_in(workload.metadata.namespace, said)
         tries = self._delays[workload.uid].tries if workload.uid in self._delays else 0
         delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
         answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}

@@ -6,6 +6,7 @@ See kueue: apis/kueue/v1beta1, workload_types.go and admissioncheck_types.go.
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from ascend.errors import InvalidValue
 from ascend.jobs.templates import Count, PodTemplate
@@ -94,6 +95,18 @@ class Workload(KubeObject, frozen=True, kw_only=True):
         """Whether quota is reserved for it, and it neither ends nor gives the quota back."""
         ends = not self.spec.active or self.metadata.deletion_timestamp is not None
         return self.is_true("QuotaReserved") and not (ends or self.is_true("Evicted") or self.is_true("Finished"))
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether Kueue has chosen where its pods are."""
+        admission = self.status.admission
+        return admission is not None and any(each.topology_assignment for each in admission.pod_set_assignments)
+
+    def unplaced(self) -> "Workload":
+        """The same without that choice."""
+        given = self.status.admission.pod_set_assignments if self.status.admission is not None else ()
+        admission = Admission(tuple(replace(assignment, topology_assignment=None) for assignment in given))
+        return replace(self, status=replace(self.status, admission=admission))
 
     def states(self, checks: set[str]) -> dict[str, str]:
         """The states of these checks, by their names."""

@@ -12,7 +12,7 @@ from allocator.admission import checks
 from allocator.admission.objects import CONTROLLER
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, ServedResource
-from tests.allocator.harness import Allocator, Json, events_of, running, until
+from tests.allocator.harness import Allocator, Json, events_of, node_manifest, running, until
 
 STATUS = {"status": ("get", "patch", "update")}
 KUEUE = "kueue.x-k8s.io"
@@ -203,6 +203,22 @@ async def test_nothing_is_kept_for_a_workload_that_has_ended(tmp_path: Path, cha
                 f"{WORKLOADS}/job/status", status={"conditions": [{"type": "Finished", "status": "True"}]}
             )
         await until(lambda: not allocator.app.ledger)
+
+
+async def test_it_is_said_if_the_pods_fit_elsewhere_than_kueue_has_chosen(tmp_path: Path) -> None:
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        for name, chips in (("small", 4), ("large", 8)):
+            made = node_manifest(name, chips=chips)
+            made["metadata"]["labels"] = {"kubernetes.io/hostname": name}
+            await allocator.server.create(made)
+        await until(lambda: len(allocator.app.cluster.nodes) == 2)
+        await kueue.queue("job", 1, 8)
+        place = {"levels": ["kubernetes.io/hostname"], "domains": [{"values": ["small"], "count": 1}]}
+        given = {"name": "main", "flavors": {}, "topologyAssignment": place}
+        await kueue.reserve("job", admission={"clusterQueue": "q", "podSetAssignments": [given]})
+        said = (await kueue.answer("job"))["message"]
+        assert said.endswith("; the pods fit on other nodes than Kueue has chosen")
 
 
 async def test_a_workload_that_runs_is_not_refused_by_a_new_check(tmp_path: Path) -> None:
