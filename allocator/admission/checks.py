@@ -48,8 +48,10 @@ log = structlog.get_logger()
 RETRY_S: Final = 60.0
 """The delay after the first refusal, as Kueue's own controllers have it; it doubles up to ``MOST_S``."""
 MOST_S: Final = 1800.0
-PAUSE_S: Final = 5.0
-"""A delay is not ended earlier than this, and after this time a request that failed is repeated."""
+LEAST_S: Final = 1.0
+"""A delay is not ended earlier than this."""
+AGAIN_S: Final = 5.0
+"""After this time what could not be answered is tried again."""
 LOOK_S: Final = 1.0
 """How often workloads in a delay are looked at, if anything has changed."""
 MOST_LOOKS: Final = 16
@@ -146,7 +148,7 @@ class AdmissionChecks:
             return
         for check in tuple(self._checks.values()):
             if not check.is_active:
-                await self._tried(check.key, self._activate(check))
+                await self._attempt(check.key, self._activate(check))
         now_s = self._monotonic()
         for uid in tuple(self._kept):
             if (workload := self._workloads.get(uid)) is not None and self._is_asked(workload):
@@ -154,11 +156,11 @@ class AdmissionChecks:
         for uid in [uid for uid, due_s in self._due.items() if due_s <= now_s]:
             self._due.pop(uid, None)
             workload = self._workloads.get(uid)
-            if workload is not None and await self._tried(workload.key, self._answer(workload)):
-                self._due.setdefault(uid, now_s + PAUSE_S)
+            if workload is not None and await self._attempt(workload.key, self._answer(workload)):
+                self._due.setdefault(uid, now_s + AGAIN_S)
         await self._look()
 
-    async def _tried(self, key: str, work: Awaitable[None]) -> bool:
+    async def _attempt(self, key: str, work: Awaitable[None]) -> bool:
         """Do some work; returns whether it has to be tried again."""
         try:
             await work
@@ -248,7 +250,7 @@ class AdmissionChecks:
             # As a list, because the allocator may list these objects anyway.
             named = f"metadata.name={owner.name}"
             found = await self._client.list_objects(resource, workload.metadata.namespace, field_selector=named)
-            job = next((each for each in found if each.uid == owner.uid), None)
+            job = next((job for job in found if job.uid == owner.uid), None)
         flavors = {name: flavor.spec for name, flavor in self._flavors.items()}
         return [pod for pod in pods_of(workload, job, self._cluster.pods, flavors) if pod.requests_chips]
 
@@ -288,7 +290,7 @@ class AdmissionChecks:
     async def _refuse(self, workload: Workload, names: set[str], pods: list[Pod], refusal: Refusal) -> None:
         revision = self._cluster.changes.revision
         more = await self._expected.never_fit(pods)
-        if workload.is_placed and await self._expected.fit(await self._pods(workload.unplaced())):
+        if workload.is_placed and await self._expected.fit(await self._pods(workload.without_places())):
             more = "the pods fit on other nodes than Kueue has chosen"
         said = refusal.message if more is None or more == refusal.message else f"{refusal.message}; {more}"
         message = told_in(workload.metadata.namespace, said)
@@ -318,14 +320,14 @@ class AdmissionChecks:
         due = [
             delay
             for delay in self._delays.values()
-            if now_s - delay.since_s >= PAUSE_S
+            if now_s - delay.since_s >= LEAST_S
             and delay.revision != revision
             and not delay.workload.is_true("QuotaReserved")
         ]
         due.sort(key=lambda delay: delay.precedence)
         for delay in due[:MOST_LOOKS]:
             delay.revision, before = revision, delay.since_s
-            await self._tried(delay.workload.key, self._end_delay(delay))
+            await self._attempt(delay.workload.key, self._end_delay(delay))
             if delay.since_s != before:
                 return
 

@@ -88,7 +88,7 @@ class Workload(KubeObject, frozen=True, kw_only=True):
 
     def is_true(self, condition: str) -> bool:
         """Whether a condition of this type is true."""
-        return any(each.type == condition and each.status == "True" for each in self.status.conditions)
+        return Condition(condition, "True") in self.status.conditions
 
     @property
     def has_reservation(self) -> bool:
@@ -100,9 +100,11 @@ class Workload(KubeObject, frozen=True, kw_only=True):
     def is_placed(self) -> bool:
         """Whether Kueue has chosen where its pods are."""
         admission = self.status.admission
-        return admission is not None and any(each.topology_assignment for each in admission.pod_set_assignments)
+        return admission is not None and any(
+            assignment.topology_assignment for assignment in admission.pod_set_assignments
+        )
 
-    def unplaced(self) -> "Workload":
+    def without_places(self) -> "Workload":
         """The same without that choice."""
         given = self.status.admission.pod_set_assignments if self.status.admission is not None else ()
         admission = Admission(tuple(replace(assignment, topology_assignment=None) for assignment in given))

@@ -72,7 +72,7 @@ def _created(workload: Workload, job: Any, there: Mapping[str, Pod]) -> list[Pod
     """The pods of all pod sets, in the order of these, as they are or as the controller of the job creates them."""
     sets, owner, space = workload.spec.pod_sets, owner_of(workload), workload.metadata.namespace
     number, owners = sum(pod_set.count for pod_set in sets), workload.metadata.owner_references
-    own = [pod for each in owners if (pod := there.get(each.uid)) is not None]
+    own = [pod for owner_pod in owners if (pod := there.get(owner_pod.uid)) is not None]
     if len(own) == number:
         return sorted(map(_ungated, own), key=lambda pod: _set_of(pod, sets))
     if owner is not None and job is not None:
@@ -106,7 +106,7 @@ def _ungated(pod: Pod) -> Pod:
 
 def _assignment(workload: Workload, pod_set: WorkloadPodSet) -> PodSetAssignment:
     admission = workload.status.admission
-    found = (each for each in admission.pod_set_assignments if each.name == pod_set.name) if admission else iter(())
+    found = (known for known in admission.pod_set_assignments if known.name == pod_set.name) if admission else iter(())
     return next(found, PodSetAssignment(pod_set.name))
 
 

@@ -151,7 +151,7 @@ async def test_what_does_not_fit_is_retried_with_the_reason(tmp_path: Path) -> N
 
 
 async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     async with answering(tmp_path) as (allocator, kueue):
         await kueue.check()
