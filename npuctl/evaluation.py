@@ -22,11 +22,11 @@ from msgspec import structs
 from allocator.binding.annotations import Stamper
 from allocator.decision.backlog import WaitingFor, waiting_for
 from allocator.decision.scaling import against_scaling
-from allocator.decision.victim_set import NEVER, Suggestion
 from allocator.rules.job import JobKey, own_rank
 from allocator.rules.own_devices import named_devices
 from allocator.rules.request import counted_chips, counted_cores, counted_vnpus
 from allocator.rules.vacancy import Vacancy
+from allocator.rules.victims import NEVER, Suggestion
 from allocator.settings import Settings
 from allocator.state.job import Job
 from allocator.state.node import Server

@@ -7,9 +7,9 @@ filters is considered: no taints, affinity between pods, CPU or memory.
 
 from collections import Counter
 
-from allocator.decision.all_nodes import filter_all
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
+from allocator.decision.unplaced import filter_all
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.job_settings import with_settings
 from allocator.rules.scheduled import holdups

@@ -34,7 +34,7 @@ from allocator.admission.workload_pods import OWNERS, owner_of, pods_of
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.expected import ExpectedPods
 from allocator.observe.refusal_events import Publish
-from allocator.rules.told import told_in
+from allocator.rules.summary import told_in
 from allocator.watch.pod_group_queue import Leads
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Refusal, Unreachable
 from ascend.grammar import count

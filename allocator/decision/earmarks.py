@@ -30,8 +30,8 @@ from allocator.decision.waiting_jobs import Need, WaitingJobs
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.gangs.progress import WAITING
+from allocator.rules.node_constraints import untolerated
 from allocator.rules.request import ChipRequest
-from allocator.rules.taints import untolerated
 from allocator.rules.vacancy import Fit, capacity, judge
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger

@@ -16,7 +16,7 @@ from allocator.decision.request import RequestReader
 from allocator.gangs.gradual import MANY
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import GangRequest, Member
-from allocator.rules.taints import untolerated
+from allocator.rules.node_constraints import untolerated
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.reservation import Seat
 from allocator.state.view import AS_IT_IS, WITHOUT_PROMISES, Without

@@ -12,8 +12,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.unplaced import judge, why_unplaced
 from allocator.rules.request import counted_chips
-from allocator.rules.summary import example
-from allocator.rules.told import told_in
+from allocator.rules.summary import example, told_in
 from allocator.state.cluster import Cluster
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason

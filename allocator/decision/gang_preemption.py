@@ -14,12 +14,11 @@ from typing import Final
 from allocator.decision.gang_victims import ChangedError, GangVictims, Place, RetryError, VictimPlan
 from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
-from allocator.decision.victim_set import Suggestion
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.obstacles import Lacking
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.victims import Occupant
+from allocator.rules.victims import Occupant, Suggestion
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

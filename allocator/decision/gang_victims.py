@@ -15,12 +15,11 @@ from allocator.decision.clearing import Fitting, clear
 from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
 from allocator.decision.trial import Trial
-from allocator.decision.victim_set import NEVER, Suggestion
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy
-from allocator.rules.victims import least_important_first
+from allocator.rules.victims import NEVER, Suggestion, least_important_first
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from allocator.decision.victim_set import Suggestion
 from allocator.gangs.start_queue import StartQueue
+from allocator.rules.victims import Suggestion
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.kube.objects import Pod

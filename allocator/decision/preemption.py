@@ -21,10 +21,18 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.gang_preemption import GangPreemption
 from allocator.decision.occupants import Occupants
 from allocator.decision.trial import ending_on
-from allocator.decision.victim_set import NEVER, Suggestion, VictimSet
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.rules.victims import Occupant, cost, least_important_first, reprieved, select_victims
+from allocator.rules.victims import (
+    NEVER,
+    Occupant,
+    Suggestion,
+    VictimSet,
+    cost,
+    least_important_first,
+    reprieved,
+    select_victims,
+)
 from allocator.state.cluster import Cluster
 from allocator.state.holding import Holding
 from allocator.state.job import Job

@@ -1,6 +1,12 @@
-"""Why a pod waits, by the verdict of all nodes: as its Event says it, and as a tenant is told who asks. No I/O."""
+"""Where a pod fits of all nodes, as kube-scheduler filters them, and why it waits.
 
-from allocator.decision.all_nodes import filter_all
+Why it waits is said by its Event, and to a tenant who asks. Nodes that the node selector or the required node affinity
+of a pod excludes refuse it, too. No I/O.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.rules.request import requested_what
@@ -11,7 +17,47 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
-from ascend.turn import Turn
+from ascend.turn import Steps, Turn
+
+_STRONGER: Final = {Category.INCOMPLETE, Category.NOT_NPU}
+"""With these reasons a label would not help."""
+_STEP: Final = 1024
+"""After so many nodes there may be a pause."""
+
+
+def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | None = None) -> Steps[Filtered]:
+    """Where a pod fits now of all nodes, and why not on the others; reserves nothing.
+
+    Nodes that change during a pause are judged as before or after it.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        engine: decides.
+        pod: the pod.
+        seat: the result of the engine's ``preview``.
+
+    Raises:
+        Refusal: the pod's request is invalid on every node.
+    """
+    filtered = yield from engine.filtering(pod, None, seat)
+    selector = pod.spec.node_selector
+    if not pod.spec.restricts_nodes:
+        return filtered
+    selected, refused = frozenset(cluster.labels.admitting(pod.spec)), dict(filtered.refused)
+    mismatches = dict[tuple[str | None, ...], Refusal]()  # thousands of nodes have the same labels of the selector
+    for number, name in enumerate(list(cluster.nodes), start=1):
+        if not number % _STEP:
+            yield
+        record = cluster.nodes.get(name)
+        if name in selected or record is None or (name in refused and refused[name].reason.category in _STRONGER):
+            continue
+        labels = record.node.metadata.labels if record.node is not None else {}
+        values = tuple(map(labels.get, selector))
+        if values not in mismatches:
+            mismatches[values] = _mismatch(selector, labels)
+        refused[name] = mismatches[values]
+    yield
+    return Filtered([name for name in filtered.fitting if name in selected], refused)
 
 
 async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered | Refusal:
@@ -47,6 +93,17 @@ def why_unplaced(engine: DecisionEngine, pod: Pod, judged: Filtered | Refusal) -
     where = "for its gang" if gang is not None else f"on {count(len(judged.fitting), 'node')}"
     message = f"pod {pod.key}: {requested_what(pod)} can be had {where}, but {why}"
     return Refusal(Reason.REFUSED_BY_SCHEDULER, message)
+
+
+def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:
+    differences = [
+        f"{key}={value}, but the node has {f'{key}={labels[key]}' if key in labels else 'no such label'}"
+        for key, value in sorted(selector.items())
+        if labels.get(key) != value
+    ]
+    if not differences:
+        return Refusal(Reason.NODE_SELECTOR_MISMATCH, "the pod's required node affinity excludes the node")
+    return Refusal(Reason.NODE_SELECTOR_MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")
 
 
 def _awaited(judged: Filtered) -> str:

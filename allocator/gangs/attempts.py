@@ -32,8 +32,8 @@ from allocator.gangs.progress import Progress
 from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, Resting, kind_of
 from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
+from allocator.rules.node_constraints import untolerated
 from allocator.rules.request import ChipRequest
-from allocator.rules.taints import untolerated
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job

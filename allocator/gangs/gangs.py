@@ -29,8 +29,8 @@ from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import WAITING, Progress
 from allocator.rules.job import JobKey
+from allocator.rules.node_constraints import untolerated
 from allocator.rules.request import ChipRequest
-from allocator.rules.taints import untolerated
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

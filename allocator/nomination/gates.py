@@ -17,7 +17,6 @@ from typing import Final, TypeAlias
 import structlog
 
 from allocator.decision.engine import DecisionEngine
-from allocator.decision.victim_set import NEVER
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.entry import is_served
 from allocator.nomination.line import Line
@@ -25,6 +24,7 @@ from allocator.nomination.nominator import Nominator
 from allocator.nomination.writes import Writes
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.rules.victims import NEVER
 from allocator.settings import Settings
 from ascend.errors import Refusal
 from ascend.fair import in_turn

@@ -12,11 +12,11 @@ import structlog
 
 from allocator.binding.binding import Assignment, PodRef
 from allocator.decision.filtered import Filtered
-from allocator.decision.victim_set import VictimSet
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import REMIND_UNASKED_S, RefusalEvents
 from allocator.rules.request import counted_chips, requested_part, requested_what
 from allocator.rules.summary import sum_up_nodes
+from allocator.rules.victims import VictimSet
 from ascend.annotations import Grant
 from ascend.chips import join_names
 from ascend.errors import AscendError, Refusal

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from allocator.binding.binding import PodRef
-from allocator.rules.told import told_in
+from allocator.rules.summary import told_in
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 

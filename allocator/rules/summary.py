@@ -1,5 +1,10 @@
-"""Summarizes the refusals of many nodes in one sentence: for Events, schedulers and the command line."""
+"""Sentences of refusals for Events, schedulers and the command line: one for many nodes, and what a namespace is told.
 
+Refusals name pods and jobs as ``pod namespace/name`` and ``job namespace/name``; the log has these sentences unchanged.
+A pod's author is told that other pods exist, but no names from other namespaces.
+"""
+
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
@@ -12,6 +17,7 @@ from ascend.reasons import Category, Reason
 
 _NOTHING: Final = (HAS_NONE, HAS_NO_CORES)
 """What the sentences end with of nodes that have nothing of the kind."""
+_NAMED: Final = re.compile(r"\b(pod|job) ([a-z0-9][-a-z0-9]*)/\S+?(?=[,;:.]?(?:\s|$))")
 
 
 def example(sentences: Mapping[str, str]) -> str:
@@ -73,3 +79,13 @@ def sum_up_nodes(pod: str, what: str, refusals: Mapping[Refusal, int]) -> Refusa
         (only,) = sentences.values()
         return Refusal(only.reason, only.message)
     return sum_up(pod, what, count_reasons(refusals))
+
+
+def told_in(namespace: str, sentence: str) -> str:
+    """A sentence as it is told in a namespace: without the names of pods and jobs of others."""
+
+    def named(found: re.Match[str]) -> str:
+        kind, where = found.groups()
+        return found[0] if where == namespace else f"a {kind} of another namespace"
+
+    return _NAMED.sub(named, sentence)

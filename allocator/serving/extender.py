@@ -24,9 +24,9 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.gang_victims import RetryError
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.nomination.nominator import Nominator
 from allocator.observe.journal import Journal
+from allocator.rules.victims import Suggestion, VictimSet
 from allocator.serving.extender_wire import (
     NODE_CACHE,
     BindingArgs,

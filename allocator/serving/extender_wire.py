@@ -11,8 +11,8 @@ import msgspec
 
 from allocator.binding.binding import PodRef
 from allocator.decision.filtered import Filtered
-from allocator.decision.victim_set import VictimSet
-from allocator.rules.told import told_in
+from allocator.rules.summary import told_in
+from allocator.rules.victims import VictimSet
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
 
 NODE_CACHE: Final = "the extender has its own cache of nodes: set nodeCacheCapable: true in its configuration"

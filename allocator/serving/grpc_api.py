@@ -12,13 +12,13 @@ from allocator.binding.reserving import Reserver
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import VictimSet
 from allocator.gangs.policies import policy_of
 from allocator.observe.journal import Journal
 from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.summary import example
 from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
+from allocator.rules.victims import VictimSet
 from allocator.serving.grpc_server import Context, abort
 from allocator.serving.node_states import NodeStates, refusal_message
 from ascend.chips import chip_ids, chip_name

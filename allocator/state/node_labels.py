@@ -9,8 +9,7 @@ from functools import reduce
 from operator import and_
 from typing import Final, NamedTuple
 
-from allocator.rules.node_affinity import admits
-from allocator.rules.taints import untolerated
+from allocator.rules.node_constraints import admits, untolerated
 from allocator.state.node import NodeRecord
 from ascend.kube.objects import PodSpec, Taint
 from ascend.products import Product

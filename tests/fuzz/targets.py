@@ -16,7 +16,7 @@ import msgspec
 from allocator.admission.objects import FlavorSpec, Workload
 from allocator.admission.workload_pods import OWNERS, pods_of
 from allocator.rescheduling import storage
-from allocator.rules.taints import untolerated
+from allocator.rules.node_constraints import untolerated
 from allocator.serving import extender_wire, volcano_wire, webhook
 from allocator.settings import Settings as AllocatorSettings
 from allocator.state.cluster_info import ClusterInfo

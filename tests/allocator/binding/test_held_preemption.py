@@ -4,7 +4,7 @@ import pytest
 
 from allocator.binding.barrier import REFUSED_S, STALLED_S
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion
+from allocator.rules.victims import Suggestion
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import HOLD_S, BinderWorld

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allocator.decision.preemption import Preemption
 from allocator.decision.tentative import Tentative
-from allocator.decision.victim_set import Suggestion
+from allocator.rules.victims import Suggestion
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decision.all_nodes import filter_all
 from allocator.decision.filtered import Tier
+from allocator.decision.unplaced import filter_all
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -218,7 +218,7 @@ def test_where_a_pod_fits_of_many_nodes_is_found_with_pauses(
     is_of_gang: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     monkeypatch.setattr("allocator.decision.engine._STEP", 2)
-    monkeypatch.setattr("allocator.decision.all_nodes._STEP", 2)
+    monkeypatch.setattr("allocator.decision.unplaced._STEP", 2)
     world = World()
     for number in range(8):
         world.occupy(f"n{number}", range(number))

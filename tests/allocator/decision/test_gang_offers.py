@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from allocator.decision.gang_victims import RetryError
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion
 from allocator.gangs.start_queue import TURN_S
+from allocator.rules.victims import Suggestion
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from allocator.decision import gang_victims
 from allocator.decision.preemption import Preemption
 from allocator.decision.trial import Trial, Unit
-from allocator.decision.victim_set import Suggestion, VictimSet
+from allocator.rules.victims import Suggestion, VictimSet
 from allocator.state.node import Offer
 from allocator.state.promises import Promise, Promises
 from ascend.annotations import MIN_AVAILABLE

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion, VictimSet
+from allocator.rules.victims import Suggestion, VictimSet
 from allocator.state.node import NodeRecord
 from ascend.cores import Cut
 from ascend.errors import Refusal

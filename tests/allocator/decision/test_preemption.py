@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
+from allocator.rules.victims import Suggestion, VictimSet
 from allocator.state.view import Without
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal

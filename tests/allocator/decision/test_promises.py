@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.preemption import DEFAULT_KEEP_S, Preemption
-from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
+from allocator.rules.victims import Suggestion, VictimSet
 from ascend.annotations import CLAIMED, PREDICATE_TIME
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

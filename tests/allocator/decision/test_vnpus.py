@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion
 from allocator.leadership.handover import HandOver
 from allocator.rules.vacancy import Vacancy
+from allocator.rules.victims import Suggestion
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, REAL
 from ascend.chips import RESOURCE

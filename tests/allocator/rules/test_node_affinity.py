@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.node_affinity import admits
+from allocator.rules.node_constraints import admits
 
 LABELS = {"pool": "x", "year": "2024"}
 

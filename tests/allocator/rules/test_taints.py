@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.rules.taints import untolerated
+from allocator.rules.node_constraints import untolerated
 from ascend.kube.objects import Taint
 
 DRAIN = Taint("drain", "NoExecute", "soon")

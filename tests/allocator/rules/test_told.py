@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.rules.told import told_in
+from allocator.rules.summary import told_in
 
 
 @pytest.mark.parametrize(

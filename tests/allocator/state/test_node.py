@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import VictimSet
+from allocator.rules.victims import VictimSet
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.report import NodeReport, read_report

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion
 from allocator.gangs.gradual import MANY
 from allocator.gangs.record import ENDS_S
+from allocator.rules.victims import Suggestion
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from allocator.binding.annotations import Stamper
 from allocator.decision.preemption import Preemption
-from allocator.decision.victim_set import Suggestion
 from allocator.gangs.record import count_neighbours
 from allocator.rules.asked import SuperPodLimits
 from allocator.rules.job import JobKey
+from allocator.rules.victims import Suggestion
 from allocator.state.reservation import Stage
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK
 from ascend.errors import Refusal

@@ -1,15 +1,17 @@
-"""Whether a node satisfies the required node affinity of a pod. No I/O.
+"""Whether kube-scheduler lets a pod on a node, by the pod's required node affinity and by the node's taints. No I/O.
 
-See k8s.io/component-helpers/scheduling/corev1/nodeaffinity: terms are alternatives, the requirements of a term hold
-together, and a term without requirements admits no node.
+See k8s.io/component-helpers/scheduling/corev1. In nodeaffinity terms are alternatives, the requirements of a term hold
+together, and a term without requirements admits no node; for taints see FindMatchingUntoleratedTaint in helpers.go.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
 import msgspec
+
+from ascend.kube.objects import Taint
 
 _NAME: Final = "metadata.name"
 """The only field that requirements may name."""
@@ -81,3 +83,39 @@ def _terms(affinity: str) -> tuple[_Term, ...] | None:
         return None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
     return None if required is None else required.node_selector_terms
+
+
+class _Toleration(msgspec.Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+def untolerated(taints: Iterable[Taint], tolerations: str | None) -> Taint | None:
+    """The first taint that keeps a pod off a node, or evicts the pod; None if all are tolerated.
+
+    Args:
+        taints: those of the node.
+        tolerations: those of the pod, JSON; other JSON than a list of tolerations tolerates nothing.
+    """
+    for taint in taints:
+        repels = taint.effect in {"NoSchedule", "NoExecute"}
+        if repels and not any(toleration.tolerates(taint) for toleration in _tolerations(tolerations or "[]")):
+            return taint
+    return None
+
+
+@lru_cache(maxsize=256)
+def _tolerations(tolerations: str) -> tuple[_Toleration, ...]:
+    try:
+        return msgspec.json.decode(tolerations, type=tuple[_Toleration, ...])
+    except msgspec.DecodeError:
+        return ()
