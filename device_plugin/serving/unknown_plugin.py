@@ -84,8 +84,8 @@ class UnknownPlugin:
 
     @property
     def may_let_go(self) -> bool:
-        """Whether the kubelet has the plugin of MindCluster that serves, or can't tell: then this plugin may go."""
-        return self._mindcluster_registered or self._failed > 0
+        """Whether the kubelet has the plugin of MindCluster that serves, or any other, or can't tell."""
+        return self._mindcluster_registered or self.problem is not None or self._failed > 0
 
     def count_own(self) -> None:
         """Note that this plugin has made a registration that the kubelet has received."""
@@ -154,13 +154,13 @@ class UnknownPlugin:
             if self._failed == 1:
                 log.warning("can't read how often the kubelet's plugins have registered", error=error.message)
             return
+        sockets = await self._sockets()  # before the count is noted: if this fails, it is read again
         self._seen, self._failed = checkpoint, 0
         # What others registered before the first reading may have been just now.
         is_first = self._others is None
         has_another = self._has_another(found)
         if not has_another and not is_first:
             return
-        sockets = await self._sockets()
         if any(served_on(socket) is not None for socket in sockets):
             self._mindcluster_registered = found.total > self._made
         elif has_another:

@@ -1,6 +1,7 @@
 """A plugin of the same resource whose socket has any name: this one says so, and registers again once it has ended."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -131,6 +132,33 @@ async def test_the_kubelet_keeps_this_plugin_until_mindclusters_has_registered(k
                 await asyncio.sleep(0.005)
         assert lapses.seen == []
         assert gives_way(face)
+
+
+async def test_it_gives_way_to_mindclusters_beside_one_that_it_knows_already(kubelet: Kubelet) -> None:
+    async with counted(kubelet) as (face, _), another(kubelet, NAME):
+        await until(lambda: says_so(face))
+        async with another(kubelet):
+            await until(lambda: gives_way(face) and face.sockets == [])
+
+
+async def test_a_registration_is_noticed_though_sockets_could_not_be_looked_at_when_it_was_counted(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepts_connections, failed = other_plugin.accepts_connections, 0
+
+    async def refused_once(socket: Path) -> bool:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return await accepts_connections(socket)
+
+    async with counted(kubelet) as (face, _), unregistered(kubelet) as (_, register):
+        await until(lambda: gives_way(face))
+        monkeypatch.setattr(unknown_plugin, "accepts_connections", refused_once)
+        await register()
+        await until(lambda: face.sockets == [])
+        assert failed > 1
 
 
 async def test_after_its_end_the_kubelet_has_this_plugins_list_again(kubelet: Kubelet) -> None:
