@@ -36,7 +36,8 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
             if not isinstance(found, Refusal):
                 return found
         found = yield from gang.policy.place(gang, index)
-        return found if isinstance(found, Refusal) else _refuse(gang, found, index)
+        # A gang that is on several already, as one that was placed otherwise, gains nothing by a refusal.
+        return found if isinstance(found, Refusal) or len(gang.models) > 1 else _refuse(gang, found, index)
     return (yield from gang.policy.place(gang, index))
 
 

@@ -32,6 +32,7 @@ from ascend.errors import Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.rules.identity import CHIP_NAME
 from ascend.turn import Steps, at_once
 
 _MOST_OUTCOMES: Final = 128
@@ -310,7 +311,7 @@ class Planner:
         spread = any(member.request.is_spread for member in placed)
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.level is not None else {}
-        models = models_of(job.nodes_beside(uids), self._cluster) if any(map(stays_on_one, placed)) else frozenset()
+        models = self._models(job, uids) if any(map(stays_on_one, placed)) else frozenset()
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
         return GangRequest(
             job.key,
@@ -325,6 +326,11 @@ class Planner:
             switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
             models=models,
         )
+
+    def _models(self, job: Job, uids: set[str]) -> frozenset[str]:
+        """The models of the job's placed pods except some, and except those that name their model themselves."""
+        named = {uid for uid, pod in job.pods.items() if CHIP_NAME in pod.spec.node_selector}
+        return models_of(job.nodes_beside(uids | named), self._cluster)
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.wait))

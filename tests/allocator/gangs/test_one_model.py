@@ -66,6 +66,20 @@ def test_a_pod_that_comes_later_joins_the_model_of_its_peers(model: str, free: t
         assert world.refusal(pods[0]).reason is Reason.GANG_DOES_NOT_FIT
 
 
+@pytest.mark.parametrize("running", [1, 2])
+def test_a_pod_that_names_its_model_binds_no_other_pod_to_that(running: int) -> None:
+    leader = selecting(peer(0, 3, on="n0"), {CHIP_NAME: B4})
+    workers = [peer(number, 3, on="n1" if number < running else "") for number in (1, 2)]
+    world = world_of([B4, B3, B4, B3, B3], leader, *workers)
+    assert models_of(world, workers[running - 1 :]) == {B3}
+
+
+def test_a_gang_that_is_on_several_models_already_is_not_refused_for_that() -> None:
+    running, pods = [peer(0, 4, on="n0"), peer(1, 4, on="n1")], [peer(2, 4), peer(3, 4)]
+    assert models_of(world_of([B3, B4, B3, B4], *running, *pods), pods) == {B3, B4}
+    assert len(models_of(world_of([B3, B4, B3, B4, B4], *running, *pods), pods)) == 1
+
+
 def test_the_refusal_names_models_only_if_they_stand_in_the_way() -> None:
     pods = [peer(number, 3) for number in range(3)]
     refusal = world_of([B3, B3, B4], *pods).refusal(pods[0])
