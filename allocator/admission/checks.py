@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from heapq import nsmallest
 from typing import Any, Final
 
 import msgspec
@@ -55,7 +56,7 @@ AGAIN_S: Final = 5.0
 LOOK_S: Final = 1.0
 """How often workloads in a delay are looked at, if anything has changed."""
 MOST_LOOKS: Final = 16
-"""How many of them: those whose turn it is."""
+"""How many of them: those that were looked at least recently."""
 
 
 class _Delay(msgspec.Struct):
@@ -257,11 +258,13 @@ class AdmissionChecks:
     async def _answer(self, workload: Workload) -> None:
         uid, states = workload.uid, workload.states(set(self._checks))
         pending = {name for name, state in states.items() if state == "Pending"}
+        if not self._is_asked(workload):
+            return  # as another leader has answered
         if workload.is_true("Admitted"):  # its queue has got the check since: a refusal would evict what runs
             await self._ready(workload, pending, "the workload was admitted before")
             return
-        pods = await self._pods(workload) if self._is_asked(workload) else None
-        if pods is None or self._workloads.get(uid) is not workload:
+        pods = await self._pods(workload)
+        if self._workloads.get(uid) is not workload:
             return  # a change of it is due as well
         self._release(uid)
         try:
@@ -299,7 +302,8 @@ class AdmissionChecks:
         answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}
         # Releases of Kueue without that field have the time in its own state.
         await self._write(workload, names, answer, requeueState={"requeueAt": self._time(delay_s)})
-        self._delays[workload.uid] = _Delay(workload, tries + 1, self._monotonic(), revision)
+        if (seen := self._workloads.get(workload.uid)) is not None:  # by now without its quota, or gone
+            self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision)
         self._answered("Retry")
         metadata = workload.metadata
         regarding = Regarding("Workload", workload.name, metadata.namespace, workload.uid, WORKLOADS.api_version)
@@ -324,8 +328,8 @@ class AdmissionChecks:
             and delay.revision != revision
             and not delay.workload.is_true("QuotaReserved")
         ]
-        due.sort(key=lambda delay: delay.precedence)
-        for delay in due[:MOST_LOOKS]:
+        due = nsmallest(MOST_LOOKS, due, key=lambda delay: (delay.revision, delay.precedence))
+        for delay in sorted(due, key=lambda delay: delay.precedence):
             delay.revision, before = revision, delay.since_s
             await self._attempt(delay.workload.key, self._end_delay(delay))
             if delay.since_s != before:

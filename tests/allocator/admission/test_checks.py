@@ -1,6 +1,6 @@
 """Kueue's admission checks: what is answered to a workload, and what is kept for it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,10 @@ import aiohttp
 import pytest
 
 from allocator.admission import checks
-from allocator.admission.objects import CONTROLLER
+from allocator.admission.checks import AdmissionChecks
+from allocator.admission.objects import CONTROLLER, Workload
+from allocator.decision.expected import ExpectedPods
+from ascend.kube.objects import Pod
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, ServedResource
 from tests.allocator.harness import Allocator, Json, events_of, node_manifest, running, until
@@ -165,6 +168,89 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
             pass
         await kueue.reserve("large")
         assert (await kueue.answer("large"))["state"] == "Ready"
+
+
+async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    monkeypatch.setattr(checks, "MOST_LOOKS", 2)
+    fit = ExpectedPods.fit
+    async with answering(tmp_path) as (allocator, kueue):
+
+        async def changing(expected: ExpectedPods, pods: Sequence[Pod]) -> bool:
+            allocator.app.cluster.changes.note("n0")
+            return await fit(expected, pods)
+
+        monkeypatch.setattr(ExpectedPods, "fit", changing)
+        await kueue.check()
+        for name, pods in (("large", 3), ("larger", 4), ("largest", 5), ("small", 1)):
+            await kueue.queue(name, pods, 8, priority=pods)
+            await kueue.reserve(name)
+            await kueue.answer(name)
+            due = (await kueue.status(name))["requeueState"]["requeueAt"]
+            await kueue.withdraw(name)
+        await allocator.node("n0")
+        while (await kueue.status("small"))["requeueState"]["requeueAt"] == due:
+            pass
+
+
+async def test_nothing_stays_of_a_workload_that_is_deleted_while_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, parts = AdmissionChecks._write, list[AdmissionChecks]()
+    async with answering(tmp_path) as (_, kueue):
+
+        async def deleting(part: AdmissionChecks, workload: Workload, *given: Any, **more: Any) -> None:
+            await write(part, workload, *given, **more)
+            parts.append(part)
+            if workload.name == "first":
+                await kueue.delete(f"{WORKLOADS}/first")
+                await until(lambda: workload.uid not in part._workloads)
+
+        monkeypatch.setattr(AdmissionChecks, "_write", deleting)
+        await kueue.check()
+        await kueue.queue("first", 1, 8)
+        await kueue.reserve("first")
+        await until(lambda: parts and not parts[0]._workloads)
+        await kueue.queue("second", 1, 8)
+        await kueue.reserve("second")
+        await until(lambda: parts[0]._delays)
+        assert [delay.workload.name for delay in parts[0]._delays.values()] == ["second"]
+
+
+async def test_a_new_leader_writes_nothing_about_what_another_one_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, ready = AdmissionChecks._work, AdmissionChecks._ready
+    parts, told = set[AdmissionChecks](), list[str]()
+
+    async def following(part: AdmissionChecks) -> None:
+        parts.add(part)
+
+    async def telling(part: AdmissionChecks, workload: Workload, names: set[str], why: str) -> None:
+        told.append(workload.name)
+        await ready(part, workload, names, why)
+
+    monkeypatch.setattr(AdmissionChecks, "_work", following)
+    monkeypatch.setattr(AdmissionChecks, "_ready", telling)
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await allocator.node("n0")
+        await kueue.queue("running", 1, 8)
+        await kueue.reserve("running")
+        await until(lambda: parts)
+        (part,) = parts
+        await until(lambda: part._due)
+        admitted = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Admitted")]
+        await kueue.reserve("running", conditions=admitted, admissionChecks=[OTHER, {**OWN, "state": "Ready"}])
+        await until(lambda: any(each.is_true("Admitted") for each in part._workloads.values()))
+        monkeypatch.setattr(AdmissionChecks, "_work", work)
+        await kueue.queue("new", 1, 8)
+        await kueue.reserve("new")
+        await kueue.answer("new")
+        assert told == ["new"]
 
 
 @pytest.mark.parametrize(("is_on", "controller"), [(False, CONTROLLER), (True, "example.org/other")])
