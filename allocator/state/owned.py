@@ -77,16 +77,12 @@ class Owners:
 
     def of(self, pod: Pod) -> Owned | None:
         """The facts of a pod's StatefulSet or Job; None for other controllers, or an unknown one."""
-        controller = pod.metadata.controller
-        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
-        if controller is None or kind is None:
-            return None
-        owned = self.by_key.get(JobKey(pod.metadata.namespace, controller.name, kind))
-        return owned if owned is not None and owned.uid == controller.uid else None
+        controller, owned = pod.metadata.controller, self._named(pod)
+        return owned if controller is not None and owned is not None and owned.uid == controller.uid else None
 
     def misplaced_settings(self, pod: Pod) -> Iterator[str]:
         """Yield a sentence for each setting on the owner of a pod; pods only have what is in their template."""
-        owner, controller = self.of(pod), pod.metadata.controller
+        owner, controller = self._named(pod), pod.metadata.controller  # in files objects have no uid
         if owner is None or controller is None:
             return
         own = {"label": pod.metadata.labels, "annotation": pod.metadata.annotations}
@@ -111,6 +107,14 @@ class Owners:
         own_s = _end(pod.spec.active_deadline_seconds, pod.status.start_time or "", now_s)
         said = [facts for facts in (source, self.of(pod)) if facts is not None]
         return min([own_s, *(_end(facts.limit_s, facts.started, now_s) for facts in said)])
+
+    def _named(self, pod: Pod) -> Owned | None:
+        """The owner with the name of a pod's controller; it may be a former one."""
+        controller = pod.metadata.controller
+        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
+        if controller is None or kind is None:
+            return None
+        return self.by_key.get(JobKey(pod.metadata.namespace, controller.name, kind))
 
 
 def _end(limit_s: int | None, started: str, now_s: float) -> float:
