@@ -22,8 +22,8 @@ from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import capacity
 from allocator.rules.victims import Occupant, cost, least_important_first
+from allocator.state.job import Job
 from allocator.state.reservation import Seat
-from allocator.state.switches import SwitchView
 from ascend.errors import Refusal
 
 _Price: TypeAlias = tuple[bool, float, float, float, str]
@@ -34,17 +34,15 @@ number of pods; and its node."""
 class Fitting:
     """Whether a gang fits on the nodes of a trial."""
 
-    def __init__(self, gang: GangRequest, trial: Trial) -> None:
+    def __init__(self, gang: GangRequest, job: Job, trial: Trial) -> None:
+        self._job = job
         self._gang = gang
         self._trial = trial
 
     async def seats(self) -> list[Seat] | Refusal:
         """The seats; a refusal if it does not fit. Other tasks may run meanwhile."""
         await self._trial.turn.share()
-        gang = self._gang
-        if isinstance(gang.switches, SwitchView):  # jobs that have ended span no switches
-            uses = self._trial.switch_uses(gang.job)
-            gang = replace(gang, switches=replace(gang.switches, others=uses))
+        gang = replace(self._gang, seen=self._trial.policy_view(self._job, self._gang.policy))
         return await self._trial.turn.share_between(place(gang, self._trial.index))
 
     async def check(self) -> bool:

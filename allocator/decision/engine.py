@@ -20,7 +20,6 @@ from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import GradualPlans
 from allocator.gangs.one_model import models_of
 from allocator.gangs.resuming import resume_gangs
-from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest
@@ -29,10 +28,8 @@ from allocator.rules.validity import JobShape, invalidity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.location import Level
 from allocator.state.reservation import Reservation, Stage
 from allocator.state.view import Without
-from allocator.superpods.choice import advise
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
@@ -129,14 +126,10 @@ class DecisionEngine:
 
     def advice(self, pod: Pod) -> tuple[str, ...]:
         """What the makers of the hardware advise against in the job of a pod, one sentence for each."""
-        super_pods = len(self.cluster.index.topology.places(Level.SUPER_POD))
-        if not super_pods:
-            return ()
         try:
-            policy = self._reader.policy(pod)
+            return self._reader.policy(pod).advice(self.cluster)
         except Refusal:
             return ()
-        return advise(policy.demand, super_pods) if isinstance(policy, SuperPods) else ()
 
     def warnings(self, pod: Pod) -> tuple[str, ...]:
         """What the author of a pod is told when it is created.

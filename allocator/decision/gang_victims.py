@@ -24,7 +24,6 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.promises import Promise
-from allocator.state.switches import SwitchView
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -231,7 +230,7 @@ class GangVictims:
         steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
         gang, names = (await trial.turn.share_between(steps)).by_nodes()
         await trial.read(list(self._cluster.nodes if names is None else names), nodes)
-        fitting = Fitting(gang, trial)
+        fitting = Fitting(gang, job, trial)
         largest = max((member.request for member in gang.members), key=lambda request: request.chips)
         await clear(fitting, trial, largest, disrupted)
         seats = await fitting.seats()
@@ -243,8 +242,8 @@ class GangVictims:
             chips[seat.node] |= seat.take.chip_set
         victims = await self._needed_victims(trial, chips)
         ending = {uid for uids in victims.values() for uid in uids}
-        if isinstance(gang.switches, SwitchView) and any(ending.isdisjoint(unit.uids) for unit in trial.gone):
-            sentence = "jobs of lower priority span its switches, and hold no server that it would get"
+        if gang.seen is not None and any(ending.isdisjoint(unit.uids) for unit in trial.gone):
+            sentence = "it fits only without jobs of lower priority that hold no server that it would get"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
         # Other tasks have run meanwhile.
         if job.version != version or self._offered.held_uids(job) != held:

@@ -227,7 +227,7 @@ class RequestReader:
             raise _not_together(job, Level.SUPER_POD)
         pods = together.known if together.known is not None else together.least
         policy = policy_of(Asked(job.key, stated, request.chips, pods, request.products, self._defaults))
-        if policy.level is None:
+        if policy is PACKING:
             return policy, request
         if not job.is_gang:
             raise _not_together(job, policy.level)
@@ -281,8 +281,9 @@ class RequestReader:
         return excess_vnpus(pod, job.key, job.vnpus_with(pod), self._defaults.vnpus_per_job)
 
 
-def _not_together(job: Job, level: Level) -> Refusal:
+def _not_together(job: Job, level: Level | None) -> Refusal:
     what = {
+        None: "nodes that are chosen for all its pods, which are",
         Level.SUPER_POD: "blocks of nodes of one SuperPod, which are",
         Level.SWITCH: f"servers below few leaf switches ({TOR_AFFINITY}), which are",
     }

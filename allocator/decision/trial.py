@@ -11,15 +11,15 @@ import msgspec
 from msgspec import structs
 
 from allocator.decision.occupants import Occupants
-from allocator.rules.job import JobKey
+from allocator.gangs.policy import Policy
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.rules.victims import Occupant, Work, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
+from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, unknown_node
-from allocator.state.switches import SwitchUse
 from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -137,10 +137,10 @@ class Trial:
         """The units of which pods have ended."""
         return [unit for unit in self.units.values() if unit.ended]
 
-    def switch_uses(self, job: JobKey) -> dict[int, SwitchUse]:
-        """How other jobs than this one use the leaf switches."""
+    def policy_view(self, job: Job, policy: Policy) -> object:
+        """What the policy of a job sees of the cluster besides the index."""
         ended = frozenset(uid for unit in self.gone for uid in (unit.uids if unit.is_over else unit.ended))
-        return self._cluster.switches.uses_after(ended, job)
+        return policy.sees(self._cluster, job, ended)
 
     async def end(self, pods: Collection[Occupant]) -> None:
         """Let pods end that have not ended; other tasks may run meanwhile."""

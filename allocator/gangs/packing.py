@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from allocator.gangs.policy import GangRequest, Member
+from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity, judge
 from allocator.state.index import NodeIndex
@@ -35,27 +35,8 @@ _FEW = 16
 """Up to this number of candidates are examined one by one; with more, all nodes are examined, bucket by bucket."""
 
 
-class Packing(msgspec.Struct, frozen=True):
+class Packing(Policy, frozen=True):
     """The policy as a value: it has no settings."""
-
-    @property
-    def level(self) -> None:
-        """A pod may be on any node."""
-        return
-
-    @property
-    def needs_network(self) -> bool:
-        """They may be on any nodes."""
-        return True
-
-    @property
-    def near(self) -> Mapping[str, str]:
-        """It has no preference."""
-        return {}
-
-    def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
-        """As many as the minimum needs."""
-        return needed
 
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find seats for all members, or say why they don't fit."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from allocator.gangs.one_model import models_of, stays_on_one
 from allocator.gangs.pending import PendingMembers
+from allocator.gangs.policies import revision
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.record import count_neighbours, ending_nodes, read_record
 from allocator.gangs.search import Search
@@ -26,7 +27,6 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from allocator.state.reservation import Seat
-from allocator.state.switches import SwitchView, asks_for_switches
 from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.grammar import count, some
@@ -57,7 +57,7 @@ class PlanKey(msgspec.Struct, frozen=True):
         late: its uid, if the scheduler knows it before the informers do: it does not count for its peers.
         candidates: names of the only nodes it may be on; None for every node.
         avoided: names of nodes that are left to other gangs.
-        switches: the revision of how jobs use the leaf switches, if that counts for the gang.
+        seen: the revision of what the policy sees besides.
     """
 
     job: JobKey
@@ -68,7 +68,7 @@ class PlanKey(msgspec.Struct, frozen=True):
     late: str
     candidates: Collection[str] | None
     avoided: frozenset[str]
-    switches: int
+    seen: int
 
 
 class Scope(NamedTuple):
@@ -213,9 +213,9 @@ class Planner:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         late = "" if pod.uid in job.pods else pod.uid
-        revision = self._cluster.switches.revision if asks_for_switches(with_settings(pod, job.settings)) else 0
+        seen = revision(with_settings(pod, job.settings), self._cluster)
         index = self._cluster.view(scope.without)
-        return PlanKey(job.key, job.version, kind, own, index, late, scope.candidates, scope.avoided, revision)
+        return PlanKey(job.key, job.version, kind, own, index, late, scope.candidates, scope.avoided, seen)
 
     def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str, without: Without) -> list[Seat]:
         """A seat for a pod on one node, whatever its peers need.
@@ -323,7 +323,7 @@ class Planner:
             neighbours=near,
             faulty=self._cluster.faulty_nodes.of(job.key),
             minimum=job.needed,  # without those that request no chips
-            switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
+            seen=policy.sees(self._cluster, job, frozenset()),
             models=models,
         )
 
@@ -345,9 +345,8 @@ class Planner:
             # Which of its pods fit on a node together only tries show, and the same try would show the same again.
             first = scope.wait.tries % len(members)
             members = members[first:] + members[:first]
-        if (ended := frozenset(scope.without.pods) - {pod.uid}) and isinstance(gang.switches, SwitchView):
-            others = self._cluster.switches.uses_after(ended, job.key)
-            gang = replace(gang, switches=replace(gang.switches, others=others))
+        if ended := frozenset(scope.without.pods) - {pod.uid}:
+            gang = replace(gang, seen=gang.policy.sees(self._cluster, job, ended))
         wanted = replace(gang, members=members, limits=limits)
         found = at_once(self.search.seats(wanted, needed, self._cluster.view(scope.without)))
         if isinstance(found, Refusal):

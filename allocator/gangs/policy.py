@@ -4,21 +4,23 @@ A policy knows what its job asks for, and finds one seat for each member in the 
 reserves nothing. It works in steps, so that the nodes of a large gang can be searched for in pieces; the index must not
 change in between.
 
-A new policy is a module with a class like ``Packing`` (``packing.py``), and a line in the table of ``policies.py``.
+A new policy is a module with a class like ``SwitchAffinity`` (``switch_affinity.py``), and a line in the table of
+``policies.py``.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
+from allocator.state.job import Job
 from allocator.state.location import Level
 from allocator.state.reservation import Seat
-from allocator.state.switches import SwitchView
 from ascend.errors import Refusal
 from ascend.turn import Steps
 
@@ -70,7 +72,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         neighbours: how many pods of other jobs to which it prefers to be near each SuperPod has.
         faulty: names of nodes to be used last, since pods of the job have failed there.
         minimum: how many pods of the job must have a seat, those included that have one.
-        switches: what is known of the leaf switches, or why they are unknown; only for policies of their level.
+        seen: what the policy sees of the cluster besides the index.
         models: the models of the chips of its placed pods, if it stays on one.
     """
 
@@ -84,7 +86,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     neighbours: Mapping[int, int] = {}
     faulty: frozenset[str] = frozenset()
     minimum: int = 1
-    switches: SwitchView | str = ""
+    seen: object = None
     models: frozenset[str] = frozenset()
 
     def allowed(self, member: Member) -> Collection[str] | None:
@@ -102,7 +104,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         return self, frozenset[str]().union(*several) if len(several) == len(allowed) else None
 
 
-class Policy(Protocol):
+class Policy(msgspec.Struct, frozen=True):
     """Where the pods of one job are placed. Equal policies place equal jobs in the same way."""
 
     @property
@@ -112,17 +114,33 @@ class Policy(Protocol):
         If there is one, pods exchange their seats within one place of that level only, and the policy itself sends
         ranks back to their previous nodes.
         """
+        return None
 
     @property
     def needs_network(self) -> bool:
         """Whether the pods of the job communicate over the network of their chips."""
+        return True
 
     @property
     def near(self) -> Mapping[str, str]:
         """The labels of the pods of other jobs to which the job prefers to be near; empty for none."""
+        return {}
 
-    def fewest(self, gang: GangRequest, needed: int) -> int:
+    def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
         """How many members are tried next if not all fit, at least ``needed``: a block is placed whole or not."""
+        return needed
 
+    @abstractmethod
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find one seat for each member, in their order, or say why they don't fit."""
+
+    def sees(self, cluster: Cluster, job: Job, ended: frozenset[str]) -> object:  # noqa: ARG002 - nothing is seen
+        """The state of the cluster besides the index, once pods with these uids have ended; None for no state.
+
+        Preemption ends pods of lower priority to see whether that helps.
+        """
+        return None
+
+    def advice(self, cluster: Cluster) -> tuple[str, ...]:  # noqa: ARG002 - there is none
+        """What the makers of the hardware advise against in the job, one sentence for each."""
+        return ()

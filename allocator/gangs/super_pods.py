@@ -9,16 +9,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.policy import GangRequest, Member, Peer
+from allocator.gangs.policy import GangRequest, Member, Peer, Policy
 from allocator.rules.vacancy import Fit
+from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.location import Level, Location
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import InBlock, Seat
 from allocator.state.topology import TopologyDomain
+from allocator.superpods.choice import advise
 from allocator.superpods.demand import Demand, Kind
 from allocator.superpods.inference import place_mind_ie, place_service
 from allocator.superpods.repair import BlockLack, Nodes, Slot, place_job
@@ -37,7 +38,7 @@ _MOST_NAMED: Final = 6
 """SuperPods in a sentence."""
 
 
-class SuperPods(msgspec.Struct, frozen=True):
+class SuperPods(Policy, frozen=True):
     """Places the pods of a job with blocks.
 
     Attributes:
@@ -67,6 +68,11 @@ class SuperPods(msgspec.Struct, frozen=True):
             return needed
         last = gang.members[needed - 1].rank // self.demand.size
         return sum(member.rank // self.demand.size <= last for member in gang.members)
+
+    def advice(self, cluster: Cluster) -> tuple[str, ...]:
+        """Against more blocks than the cluster has SuperPods for."""
+        super_pods = len(cluster.index.topology.places(Level.SUPER_POD))
+        return advise(self.demand, super_pods) if super_pods else ()
 
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find a node for each member, or say why there is none.

@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.policy import GangRequest, Member
+from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.rules.vacancy import Fit
+from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
+from allocator.state.job import Job
 from allocator.state.location import Level
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import OnSwitch, Seat
@@ -42,7 +43,7 @@ _STEP: Final = 64
 """After so many switches there is a pause."""
 
 
-class SwitchAffinity(msgspec.Struct, frozen=True):
+class SwitchAffinity(Policy, frozen=True):
     """Places the pods of a job with switch affinity.
 
     Attributes:
@@ -56,24 +57,14 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         """Pods exchange their seats below one switch only, so ranks that follow each other stay near each other."""
         return Level.SWITCH
 
-    @property
-    def needs_network(self) -> bool:
-        """The pods communicate over the network of their chips."""
-        return True
-
-    @property
-    def near(self) -> Mapping[str, str]:
-        """It has no preference for other jobs."""
-        return {}
-
-    def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
-        """As many as the minimum needs."""
-        return needed
+    def sees(self, cluster: Cluster, job: Job, ended: frozenset[str]) -> SwitchView | str:
+        """The leaf switches, or why they are unknown; jobs that have ended span none."""
+        return cluster.switches.seen_by(job, ended)
 
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find a server for each member, or say why there is none."""
-        if isinstance(gang.switches, str):
-            return Refusal(Reason.SWITCHES_UNKNOWN, f"job {gang.job} asks for switch affinity: {gang.switches}")
+        if isinstance(gang.seen, str):
+            return Refusal(Reason.SWITCHES_UNKNOWN, f"job {gang.job} asks for switch affinity: {gang.seen}")
         found: list[Seat] | Refusal | None = None
         if gang.faulty:  # on nodes where no pod of the job has failed, if that is possible
             found = yield from self._place(
@@ -84,7 +75,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         return found
 
     def _place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        view = gang.switches
+        view = gang.seen
         assert isinstance(view, SwitchView)  # noqa: S101 - see place
         location = index.topology.location
         there = [spot for peer in gang.record.values() if peer.stays and (spot := location(peer.node).spot) is not None]

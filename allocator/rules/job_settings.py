@@ -10,27 +10,14 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from allocator.rules.job import JobKey, minimum_from
-from allocator.rules.job_products import (
-    SCHEDULE_POLICY,
-    SUB_HEALTH_STRATEGY,
-    SUPER_POD_AFFINITY,
-    SUPER_POD_BLOCK,
-    SUPER_POD_FIT,
-    TOR_AFFINITY,
-)
-from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
+from allocator.rules.job_products import SUPER_POD_AFFINITY, SUPER_POD_BLOCK
+from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import GROUP_TOPOLOGY, NETWORK_TOPOLOGY, SOFT_SHARES, TOPOLOGY_MODE
+from ascend.kube.kept import DECIDING
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
-
-DECIDING: Final = frozenset({
-    SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    GROUP_TOPOLOGY, TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT, MIXED_MODELS, *SOFT_SHARES,
-})  # fmt: skip
-"""The labels and annotations on which the placement of a job depends, besides its minimum."""
 
 _NONE: Final[frozenset[tuple[str, str]]] = frozenset()
 _EMPTY: Final = "''"

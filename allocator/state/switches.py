@@ -136,11 +136,11 @@ class Switches:
         """Take over that a node is below another switch than before, or is gone."""
         self._moves += 1
 
-    def seen_by(self, job: Job) -> SwitchView | str:
-        """What a policy sees when it places a job, or why the switches are unknown."""
+    def seen_by(self, job: Job, ended: frozenset[str]) -> SwitchView | str:
+        """The switches for a policy that places a job, once some pods have ended; else why they are unknown."""
         if isinstance(self.table, str):
             return self.table
-        return SwitchView(self.table, self.uses(job.key), self.states_of(job))
+        return SwitchView(self.table, self.uses_after(ended, job.key), self.states_of(job))
 
     def uses_after(self, ended: frozenset[str], without: JobKey | None) -> dict[int, SwitchUse]:
         """How jobs would use the switches if these pods had ended; ``without`` does not count."""

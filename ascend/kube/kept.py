@@ -58,13 +58,29 @@ TOPOLOGY_MODE: Final = "volcano.sh/network-topology-mode"
 """The annotation of pods and workloads, for KubeRay a label, from which PodGroups of Volcano get this field."""
 SOFT_SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{key}" for key in ("policy", "aicoreQuota", "hbmQuota"))
 """The labels of a job that request a share of a chip."""
-SETTINGS: Final = frozenset({
-    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity",
-    "ray.io/gang-scheduling-enabled", "fault-scheduling", "fault-retry-times", "pod-rescheduling",
+NETWORK_TOPOLOGY: Final = "spec.networkTopology"
+"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
+TASK_MINIMA: Final = "spec.minTaskMember"
+"""Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
+GROUP_TOPOLOGY: Final = "spec.schedulingConstraints.topology"
+"""Stands for this field of a pod group of Kubernetes, with the key of the node label as value."""
+PARENT_GROUP: Final = "spec.parentCompositePodGroupName"
+"""Stands for this field of a pod group of Kubernetes."""
+GROUP_CLAIMS: Final = "spec.resourceClaims"
+"""Stands for this field of a pod group of Kubernetes, with the names of the claims."""
+FIELDS: Final = frozenset({NETWORK_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
+"""What stands for fields of the objects of jobs."""
+
+DECIDING: Final = frozenset({
+    "huawei.com/schedule_policy", "subHealthyStrategy", "sp-block", "super-pod-affinity", "sp-fit", "tor-affinity",
+    NETWORK_TOPOLOGY, GROUP_TOPOLOGY, TOPOLOGY_MODE, INDEPENDENT, MIXED_MODELS, *SOFT_SHARES,
+})  # fmt: skip
+"""The labels and annotations on which the placement of a job depends, besides its minimum."""
+SETTINGS: Final = (DECIDING - FIELDS) | frozenset({
+    "ra-block", "ray.io/gang-scheduling-enabled", "fault-scheduling", "fault-retry-times", "pod-rescheduling",
     "process-recover-enable", "elastic-scheduling", "ProcessRecoverStrategy", "ome.io/inferenceservice",
-    "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
+    "inferserviceid", "app", "jobID", "podgroup-sched-enable", MIN_AVAILABLE,
     "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
-    *SOFT_SHARES, TOPOLOGY_MODE, INDEPENDENT, MIXED_MODELS,
 })  # fmt: skip
 """Labels and annotations that decide how a job is placed, or would where that is supported."""
 
@@ -94,19 +110,6 @@ _WRITTEN: Final = frozenset({
     "vnpu-dvpp", "vnpu-level",
 })  # fmt: skip
 """Labels and annotations that the two programs, MindCluster or the kubelet write on pods."""
-
-NETWORK_TOPOLOGY: Final = "spec.networkTopology"
-"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
-TASK_MINIMA: Final = "spec.minTaskMember"
-"""Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
-GROUP_TOPOLOGY: Final = "spec.schedulingConstraints.topology"
-"""Stands for this field of a pod group of Kubernetes, with the key of the node label as value."""
-PARENT_GROUP: Final = "spec.parentCompositePodGroupName"
-"""Stands for this field of a pod group of Kubernetes."""
-GROUP_CLAIMS: Final = "spec.resourceClaims"
-"""Stands for this field of a pod group of Kubernetes, with the names of the claims."""
-FIELDS: Final = frozenset({NETWORK_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
-"""What stands for fields of the objects of jobs."""
 
 _OUR_PREFIX: Final = "ascend-affinity.io/"
 _GENERIC: Final = frozenset({"app", "jobID"})

@@ -52,4 +52,4 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     )
 
 
-RULE = Rule(place, by_misfit, score, refuse)
+RULE = Rule(place, by_misfit, score, refuse, "card")

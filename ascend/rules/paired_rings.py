@@ -56,4 +56,4 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     return ring_too_small(product, free, request)
 
 
-RULE = Rule(place, by_health, score, refuse)
+RULE = Rule(place, by_health, score, refuse, "ring")

@@ -37,7 +37,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """The rule of a family: four pure functions.
+    """The rule of a family: four pure functions, and a noun.
 
     Attributes:
         place: selects chips for a request from a product's free chips; None if the free ones are not linked as
@@ -45,12 +45,14 @@ class Rule(msgspec.Struct, frozen=True):
         key: the order of nodes, from the placement and the numbers of healthy and unhealthy chips of the node.
         score: a score for schedulers, from the same values and the product; larger is better, in the order of ``key``.
         refuse: why a request does not fit although enough chips are free.
+        group: the noun for the linked chips of ``Product.rings``, as in ``mesh 0``; empty if all chips are alike.
     """
 
     place: Callable[[Product, ChipSet, int], Placement | None]
     key: Callable[[Placement, int, int], OrderKey]
     score: Callable[[Product, Placement, int, int], int]
     refuse: Callable[[Product, ChipSet, int], Refusal]
+    group: str
 
 
 def by_misfit(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature

@@ -40,4 +40,4 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     )
 
 
-RULE = Rule(place, key, score, refuse)
+RULE = Rule(place, key, score, refuse, "")

@@ -54,4 +54,4 @@ def score(product: Product, placement: Placement, healthy: int, faulty: int) -> 
     return _WEIGHT * (_GROUPS * healthy - placement.misfit) + (_WEIGHT - placement.free)
 
 
-RULE = Rule(place, by_health, score, ring_too_small)
+RULE = Rule(place, by_health, score, ring_too_small, "ring")

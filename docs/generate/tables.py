@@ -13,7 +13,6 @@ from prometheus_client.metrics_core import Metric
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rescheduling.faults import FAULT_TYPE
-from allocator.rules.job_settings import DECIDING
 from allocator.rules.rescheduling_labels import FAULT_SCHEDULING
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
@@ -22,7 +21,7 @@ from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
 from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, WORKLOADS
-from ascend.kube.kept import FIELDS
+from ascend.kube.kept import DECIDING, FIELDS
 from ascend.kube.objects import Resource
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver

@@ -16,17 +16,10 @@ from ascend.cordons import Cordon
 from ascend.deviceinfo import DeviceReport
 from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Node
-from ascend.products import Family
 from ascend.reasons import Category, Reason
+from ascend.rules.families import RULES
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
-
-_GROUPS = {
-    Family.RINGS: "ring",
-    Family.PAIRED_RINGS: "ring",
-    Family.DIES: "card",
-    Family.MESHES: "mesh",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +111,11 @@ class NodeView(msgspec.Struct, frozen=True):
         chips: its chips by number.
         reason: why no pod can be placed on it; None if pods can.
         message: the same as a sentence.
-        group: the name of a group of linked chips: ``ring``, ``mesh`` or ``card``; empty if all chips are alike.
+        group: the noun for a group of linked chips, as ``ring``; empty if all chips are alike.
         jobs: the job (``namespace/name``) of each pod that holds chips of it.
         free: the number of healthy chips that no pod holds, whether the node can be used or not.
         unhealthy: the number of chips that can't be allocated because of their health.
-        largest: the most free chips in one ring or mesh; where chips are not in any, all that are free.
+        largest: the most free chips in one group, as a ring or mesh; all that are free if a pod may have several cards.
     """
 
     node: str
@@ -139,7 +132,7 @@ class NodeView(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         structs.force_setattr(self, "free", sum(chip.is_free for chip in self.chips))
         structs.force_setattr(self, "unhealthy", sum(not chip.healthy for chip in self.chips))
-        linked = self.groups.values() if self.group in {"ring", "mesh"} else [self.chips]
+        linked = self.groups.values() if self.group not in {"", "card"} else [self.chips]
         largest = max((sum(chip.is_free for chip in chips) for chips in linked), default=0)
         structs.force_setattr(self, "largest", largest)
 
@@ -245,7 +238,7 @@ def _view(
         cordon = str(cordons[chip_id]) if chip_id in cordons else ""
         free = cores.get(chip_id)
         chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, free, cordon))
-    group = _GROUPS.get(server.product.family, "")
+    group = RULES[server.product.family].group
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group, jobs)
 
 

@@ -1,12 +1,12 @@
 """Another placement policy is a class and a line in the table: here blocks of pods, each of which needs one rack."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import msgspec
 import pytest
 
 from allocator.gangs import policies
-from allocator.gangs.policy import GangRequest, Member
+from allocator.gangs.policies import PolicyRow
+from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.rules import job_settings
 from allocator.rules.asked import Asked
 from allocator.state.index import NodeIndex
@@ -25,7 +25,7 @@ from tests.allocator.builders import GROUP, World, node, pod
 SIZE = "example.com/pods-of-a-rack"
 
 
-class RackBlocks(msgspec.Struct, frozen=True):
+class RackBlocks(Policy, frozen=True):
     """Blocks of ``size`` pods, each block in one rack."""
 
     size: int
@@ -33,14 +33,6 @@ class RackBlocks(msgspec.Struct, frozen=True):
     @property
     def level(self) -> Level:
         return Level.RACK
-
-    @property
-    def needs_network(self) -> bool:
-        return True
-
-    @property
-    def near(self) -> Mapping[str, str]:
-        return {}
 
     def fewest(self, gang: GangRequest, needed: int) -> int:
         last = gang.members[needed - 1].rank // self.size
@@ -78,10 +70,10 @@ def read(asked: Asked) -> RackBlocks | None:
 @pytest.fixture(autouse=True)
 def rack_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kept, "POD_KEYS", kept.POD_KEYS | {SIZE})
-    monkeypatch.setattr(job_settings, "DECIDING", job_settings.DECIDING | {SIZE})
-    policies.POLICIES.insert(0, read)
+    monkeypatch.setattr(job_settings, "DECIDING", kept.DECIDING | {SIZE})
+    policies.POLICIES.insert(0, row := PolicyRow(read))
     yield
-    policies.POLICIES.remove(read)
+    policies.POLICIES.remove(row)
 
 
 def world_of(*racks: int) -> World:

@@ -47,6 +47,6 @@ async def test_a_job_of_which_only_the_switches_are_needed_and_no_server_is_not_
     world.add(*(server(int(name[1]), int(name[3])) for name in others))
     world.add(*(high := with_priority(job(4, LARGE, name="high"), 100)))
     preemption = Preemption(world.cluster, world.ledger, world.engine)
-    with pytest.raises(Refusal, match="jobs of lower priority span its switches, and hold no server that it would get"):
+    with pytest.raises(Refusal, match="only without jobs of lower priority that hold no server that it would get"):
         await preemption.improve(high[0], everywhere(world))
     assert not world.ledger.promises

@@ -19,7 +19,14 @@ import allocator
 import ascend
 import device_plugin
 import npuctl
-from allocator.rules.job_settings import DECIDING
+from allocator.rules.job_products import (
+    SCHEDULE_POLICY,
+    SUB_HEALTH_STRATEGY,
+    SUPER_POD_AFFINITY,
+    SUPER_POD_BLOCK,
+    SUPER_POD_FIT,
+    TOR_AFFINITY,
+)
 from allocator.rules.own_devices import named_devices
 from allocator.state.owned import SETTINGS as OF_JOBS
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PLACEMENT_GATE, RANK, REAL
@@ -239,7 +246,10 @@ def test_a_list_of_100_chips_is_kept() -> None:
 
 
 def test_the_settings_of_jobs_are_kept_of_all_objects() -> None:
-    assert kept.SETTINGS | kept.FIELDS >= DECIDING | OF_JOBS
+    assert kept.SETTINGS | kept.FIELDS >= OF_JOBS
+    assert {
+        SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_AFFINITY, SUPER_POD_BLOCK, SUPER_POD_FIT, TOR_AFFINITY,
+    } <= kept.DECIDING  # fmt: skip
     assert kept.POD_KEYS >= MARKS
 
 
