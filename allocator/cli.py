@@ -1,6 +1,6 @@
 """The command ``ascend-allocator``."""
 
-from ascend.daemon.extra import programs_extra
+from ascend.daemon.exits import programs_extra
 
 
 def main() -> None:

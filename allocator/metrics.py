@@ -12,7 +12,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.daemon.validity import Validity
-from ascend.observe.registry import new_registry
+from ascend.observe.exposition import new_registry
 from ascend.serving.counts import Refusals
 
 # From half a millisecond (a decision in memory) to the timeout of a scheduler (a Binding with a slow API server).

@@ -15,8 +15,7 @@ from allocator.rules.asked import (
 )
 from ascend.addresses import is_loopback, split_address
 from ascend.daemon.setting import setting
-from ascend.daemon.settings import DaemonSettings, checked_address
-from ascend.daemon.tls_files import TlsFiles
+from ascend.daemon.settings import DaemonSettings, TlsFiles, checked_address
 from ascend.errors import InvalidValue
 from ascend.products import PRODUCTS
 

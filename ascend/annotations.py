@@ -7,26 +7,21 @@ docs/spec/scheduling.md#pod-annotations).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 
 import msgspec
 
+from ascend.base_device_infos import ChipAddress
 from ascend.chips import (
     ChipSet,
-    chip_name,
-    chip_of_vnpu,
     chip_set,
     join_names,
     join_names_sorted,
-    parse_chip_name,
-    parse_names,
 )
 from ascend.cores import Cut
-from ascend.errors import UNREADABLE, InvalidValue
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES
-from ascend.vnpus import RESOURCES, Vnpu, parse_vnpu
+from ascend.vnpus import RESOURCES, Vnpu
 
 ALLOCATED = "huawei.com/Ascend910"
 """On a pod, by the allocator: its chips, in selection order."""
@@ -122,9 +117,6 @@ the two programs write. All others are those of the pod's author."""
 OURS = frozenset(key for key, writer in WRITERS.items() if writer is Writer.PROGRAMS)
 """On pods: written by the two programs only, besides the keys of vNPUs."""
 
-BASE_DEVICE_INFOS = "baseDeviceInfos"
-"""On a node, by the device plugin: the chips it has."""
-
 SUPER_POD_ID = "superPodID"
 SERVER_INDEX = "serverIndex"
 RACK_ID = "rackID"
@@ -144,9 +136,6 @@ UNKNOWN = -2
 """A SuperPod id, server index or device id that the driver does not report (docs/spec/node-report.md#deviceinfocfg)."""
 
 _MOST_DIGITS = 10
-
-MAX_LIST_ENTRIES = 100
-"""A longer list of chips is invalid (docs/spec/node-report.md#used-chips)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +183,6 @@ class Grant:
         return {key: value, PREDICATE_TIME: str(self.predicate_time)}
 
 
-def read_grant(annotations: Mapping[str, str]) -> Grant | None:
-    """Read what the allocator wrote on a pod; None if it wrote nothing.
-
-    Raises:
-        InvalidValue: the list of chips is malformed.
-    """
-    text = annotations.get(ALLOCATED)
-    if text is None:
-        return None
-    return Grant(_parse_list(text, ALLOCATED), read_predicate_time(annotations))
-
-
 def is_ours(key: str) -> bool:
     """Whether an annotation of a pod is written by the two programs only: it is one of ``OURS``, or names a vNPU."""
     return key in OURS or key in RESOURCES
@@ -234,119 +211,6 @@ def read_switch_use(annotations: Mapping[str, str]) -> tuple[int, bool]:
     """
     use = annotations.get(SHARED_SWITCH, "")
     return int(use) if use in ("0", "1", "2") else 0, annotations.get(SWITCH_HEALTH) != "1"
-
-
-def held_chips(annotations: Mapping[str, str]) -> ChipSet:
-    """The chips a live pod may hold: the union of the allocator's annotation and AscendReal.
-
-    This project's device plugin hands over what the allocator wrote, so both are the same. MindCluster's may swap the
-    chips of two pods, or write an AscendReal that is not what the container has
-    (docs/spec/node-report.md#chips-in-use): so both count until the pod ends.
-
-    Raises:
-        InvalidValue: a list is malformed.
-    """
-    chips: ChipSet = 0
-    for key in (REAL, ALLOCATED):
-        text = annotations.get(key)
-        if text:
-            chips |= chip_set(_parse_list(text, key))
-    return chips
-
-
-def _parse_list(text: str, key: str) -> tuple[int, ...]:
-    if text.count(",") >= MAX_LIST_ENTRIES:
-        raise InvalidValue(f"annotation {key}: more than {MAX_LIST_ENTRIES} chips")
-    return parse_names(text, f"annotation {key}")
-
-
-class ChipAddress(msgspec.Struct, frozen=True):
-    """The network address of a chip, as an entry of ``baseDeviceInfos``.
-
-    Attributes:
-        ip: RoCE address; empty if it has none.
-        super_device_id: the chip's id within its SuperPod, as the driver reports it.
-    """
-
-    ip: str = msgspec.field(default="", name="IP")
-    super_device_id: int = msgspec.field(default=0, name="SuperDeviceID")
-
-
-class BaseDeviceInfos(msgspec.Struct, frozen=True):
-    """The chips of a node according to its annotation ``baseDeviceInfos``.
-
-    Attributes:
-        addresses: the whole chips, by physical id.
-        withheld: chips that the node has, but that can't be given to pods as a whole: they are cut into vNPUs, or their
-            entry is malformed.
-        ignored: the names that are neither whole chips nor vNPUs: malformed entries, and devices of other kinds.
-        vnpus: the vNPUs, in order.
-    """
-
-    addresses: Mapping[int, ChipAddress]
-    withheld: ChipSet = 0
-    ignored: tuple[str, ...] = ()
-    vnpus: tuple[Vnpu, ...] = ()
-
-    @property
-    def chips(self) -> ChipSet:
-        """The whole chips as a set."""
-        return chip_set(self.addresses)
-
-
-def write_base_device_infos(chips: Mapping[int, ChipAddress], vnpus: Iterable[str] = ()) -> str:
-    """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order.
-
-    See docs/spec/node-report.md#node-annotations.
-
-    Args:
-        chips: the addresses of the whole chips, by physical id.
-        vnpus: the names of the vNPUs.
-    """
-    infos = {chip_name(chip_id): address for chip_id, address in chips.items()}
-    infos |= dict.fromkeys(vnpus, ChipAddress())
-    return msgspec.json.encode(dict(sorted(infos.items()))).decode()
-
-
-@lru_cache(maxsize=1)  # of each change of a Node it is read several times, in turn
-def read_base_device_infos(text: str) -> BaseDeviceInfos:
-    """The chips of a node from its annotation. An invalid entry loses at most its chip, never the node.
-
-    Raises:
-        InvalidValue: the annotation is not a JSON object of objects.
-    """
-    try:
-        try:
-            addresses = msgspec.json.decode(text, type=dict[str, ChipAddress])
-            return BaseDeviceInfos({parse_chip_name(name): address for name, address in sorted(addresses.items())})
-        except (msgspec.ValidationError, InvalidValue):
-            return _read_entries(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
-    except UNREADABLE as error:
-        raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
-
-
-def _read_entries(entries: Mapping[str, msgspec.Raw]) -> BaseDeviceInfos:
-    addresses: dict[int, ChipAddress] = {}
-    withheld: ChipSet = 0
-    ignored: list[str] = []
-    vnpus: list[Vnpu] = []
-    for name, entry in sorted(entries.items()):
-        chip = chip_of_vnpu(name)
-        if chip is None:
-            try:
-                chip = parse_chip_name(name)
-                addresses[chip] = msgspec.json.decode(entry, type=ChipAddress)
-                continue
-            except (*UNREADABLE, InvalidValue):
-                pass
-        if chip is not None:
-            withheld |= 1 << chip
-        try:
-            vnpus.append(parse_vnpu(name))
-        except InvalidValue:
-            ignored.append(name)
-    whole = {chip: chip_address for chip, chip_address in addresses.items() if not withheld >> chip & 1}
-    return BaseDeviceInfos(whole, withheld, tuple(ignored), tuple(sorted(vnpus)))
 
 
 def write_configuration(

@@ -7,19 +7,27 @@ pod gets for AI cores as ``ascend.cores`` has it; the device plugin lists each i
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ascend.annotations import (
-    ALLOCATED,
-    MAX_LIST_ENTRIES,
-    REAL,
-    Grant,
-    held_chips,
-    read_predicate_time,
-)
+from ascend.annotations import ALLOCATED, REAL, Grant, read_predicate_time
 from ascend.chips import ChipSet, chip_of_vnpu, chip_set, parse_names
 from ascend.cores import Cut, is_made, parse_cores, parse_made
 from ascend.errors import InvalidValue
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import RESOURCES, Vnpu, parse_vnpu
+
+MAX_LIST_ENTRIES = 100
+"""A longer list of chips is invalid (docs/spec/node-report.md#used-chips)."""
+
+
+def read_grant(annotations: Mapping[str, str]) -> Grant | None:
+    """Read what the allocator wrote on a pod; None if it wrote nothing.
+
+    Raises:
+        InvalidValue: the list of chips is malformed.
+    """
+    text = annotations.get(ALLOCATED)
+    if text is None:
+        return None
+    return Grant(_parse_list(text, ALLOCATED), read_predicate_time(annotations))
 
 
 def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
@@ -49,6 +57,30 @@ def read_cores_grant(annotations: Mapping[str, str], cores: int) -> Grant | None
         return None
     chips, cut = parse_cores(text)
     return Grant(chips, read_predicate_time(annotations), cut=cut, cores=cores if cut is None else cut.size.cores)
+
+
+def held_chips(annotations: Mapping[str, str]) -> ChipSet:
+    """The chips a live pod may hold: the union of the allocator's annotation and AscendReal.
+
+    This project's device plugin hands over what the allocator wrote, so both are the same. MindCluster's may swap the
+    chips of two pods, or write an AscendReal that is not what the container has
+    (docs/spec/node-report.md#chips-in-use): so both count until the pod ends.
+
+    Raises:
+        InvalidValue: a list is malformed.
+    """
+    chips: ChipSet = 0
+    for key in (REAL, ALLOCATED):
+        text = annotations.get(key)
+        if text:
+            chips |= chip_set(_parse_list(text, key))
+    return chips
+
+
+def _parse_list(text: str, key: str) -> tuple[int, ...]:
+    if text.count(",") >= MAX_LIST_ENTRIES:
+        raise InvalidValue(f"annotation {key}: more than {MAX_LIST_ENTRIES} chips")
+    return parse_names(text, f"annotation {key}")
 
 
 class Held(NamedTuple):

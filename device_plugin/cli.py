@@ -2,7 +2,7 @@
 
 import sys
 
-from ascend.daemon.extra import programs_extra
+from ascend.daemon.exits import programs_extra
 from ascend.daemon.lean import lean_imports
 
 

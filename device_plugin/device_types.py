@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ascend.annotations import MAX_LIST_ENTRIES
 from ascend.chips import NAME_PREFIX, RESOURCE, ChipSet, chip_ids, chip_name, chip_set, parse_chip_name, parse_names
 from ascend.errors import InvalidValue
 from ascend.grammar import count
+from ascend.pod_devices import MAX_LIST_ENTRIES
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import Vnpu, parse_vnpu, resource_of, suffix_of
 

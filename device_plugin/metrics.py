@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from ascend.observe.registry import new_registry
+from ascend.observe.exposition import new_registry
 from ascend.serving.counts import Refusals
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

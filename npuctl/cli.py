@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
-from ascend.daemon.extra import programs_extra
+from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE, programs_extra
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.options import Verb, connecting, names_of, reading

@@ -4,11 +4,10 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -16,14 +15,11 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-from allocator.rules.summary import example
 from ascend.daemon.exits import EXIT_FAILURE
-from ascend.errors import AscendError, Refusal
-from ascend.grammar import some
-from ascend.observe.console import SafeConsole
-from ascend.printable import escaped_json, printable
-from ascend.reasons import Reason
+from ascend.errors import AscendError
+from ascend.printable import escaped_json, printable, printable_lines
 
 EXIT_NO_PLACE: Final = 3
 """The exit status if a pod has no place."""
@@ -85,6 +81,35 @@ def print_table(console: Console, table: RenderableType) -> None:
 def warn(sentence: str) -> None:
     """Print a sentence on standard error."""
     sys.stderr.write(f"npuctl: {printable(sentence)}\n")
+
+
+class SafeConsole(Console):
+    """A console without markup, highlighting and emoji codes; control characters are printed escaped.
+
+    Its styles are rich's own, so on a terminal only rich writes control characters.
+
+    Args:
+        stderr: print on standard error.
+        width: columns; None for those of the terminal.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr, width=width)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape a string before it is measured and laid out."""
+        return super().render_str(printable_lines(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Escape what any renderable yields, nested ones included."""
+        if isinstance(renderable, Text) and not (plain := renderable.plain).isprintable():
+            renderable = renderable.copy()
+            renderable.plain = printable_lines(plain)
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -226,59 +251,3 @@ class FittingTable:
         for cells, style in self._rows:
             table.add_row(*(cells[position] for position in kept), style=style)
         return table
-
-
-class NodeRefusal(msgspec.Struct, frozen=True):
-    """Why a node refuses a pod."""
-
-    reason: Reason
-    message: str
-
-
-class Group(msgspec.Struct, frozen=True):
-    """Nodes that refuse for the same reason; if their messages differ, an example with the node's name."""
-
-    reason: Reason
-    message: str
-    nodes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return one line."""
-        return f"{self.reason}: {self.message}"
-
-    def names(self) -> str:
-        """The names of the first few nodes, and the number of the others."""
-        return some(self.nodes)
-
-
-def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:
-    """Return refusals by node as plain values, ordered by node."""
-    return {node: NodeRefusal(refusal.reason, refusal.message) for node, refusal in sorted(refusals.items())}
-
-
-def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
-    """Group nodes by the reason of their refusal, the most frequent reason first."""
-    alike: dict[NodeRefusal, list[str]] = {}
-    for node, refusal in refusals.items():
-        alike.setdefault(refusal, []).append(node)
-    return group_alike(alike.items())
-
-
-def group_alike(said: Iterable[tuple[NodeRefusal, Sequence[str]]]) -> tuple[Group, ...]:
-    """The same, for nodes by sentence."""
-    by_reason: dict[Reason, dict[str, Sequence[str]]] = {}
-    for refusal, nodes in said:
-        by_reason.setdefault(refusal.reason, {})[refusal.message] = nodes
-    groups = [
-        Group(reason, _message(sentences), tuple(sorted(chain.from_iterable(sentences.values()))))
-        for reason, sentences in by_reason.items()
-    ]
-    return tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.reason)))
-
-
-def _message(sentences: Mapping[str, Sequence[str]]) -> str:
-    """The sentence of several nodes; if their sentences differ, an example with the node's name."""
-    first_nodes = {min(nodes): sentence for sentence, nodes in sentences.items()}
-    first = example(dict(sorted(first_nodes.items())))
-    message = first_nodes[first]
-    return message if len(sentences) == 1 or first in message else f"{first}, for example: {message}"

@@ -18,7 +18,6 @@ from allocator.state.location import Location
 from allocator.state.reservation import InBlock, OnSwitch, Reservation, Stage
 from allocator.switches.rooms import Use
 from ascend.annotations import (
-    BASE_DEVICE_INFOS,
     BLOCK,
     BLOCK_SUPER_POD,
     CONFIGURATION,
@@ -32,10 +31,10 @@ from ascend.annotations import (
     SWITCH_HEALTH,
     UNKNOWN,
     Grant,
-    read_base_device_infos,
     read_predicate_time,
     write_configuration,
 )
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import join_names_sorted
 from ascend.errors import InvalidValue
 from ascend.jobs.kubeflow import OPERATOR

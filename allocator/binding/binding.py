@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from allocator.rules.request import counted_cores
-from ascend.annotations import Grant, read_grant
+from ascend.annotations import Grant
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
-from ascend.pod_devices import read_cores_grant, read_vnpu_grant
+from ascend.pod_devices import read_cores_grant, read_grant, read_vnpu_grant
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
 

@@ -17,10 +17,7 @@ from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import Holding
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
 from allocator.state.swaps import Partners, Swaps
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    read_base_device_infos,
-)
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet
 from ascend.cores import CHIP_MEMORY, SERVER_TYPE, read_kind
 from ascend.errors import InvalidValue, Refusal

@@ -16,8 +16,7 @@ from typing import Any, Self
 import grpc
 import structlog
 
-from ascend.daemon.settings import POLL_S, FileIdentity, file_identity
-from ascend.daemon.tls_files import TlsFiles
+from ascend.daemon.settings import POLL_S, FileIdentity, TlsFiles, file_identity
 from ascend.daemon.validity import Validity, validity_in
 from ascend.errors import InvalidValue
 

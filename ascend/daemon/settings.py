@@ -48,6 +48,26 @@ class DaemonSettings(ProgramSettings):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The paths of certificates; PEM.
+
+    Attributes:
+        cert: our certificate with its intermediate certificates.
+        key: its private key.
+        client_ca: the authority that client certificates are verified by; None if clients need no certificate.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All paths."""
+        return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
+
+
 def checked_address(text: str) -> str:
     """Return the text if it is an address to listen on: host and port; port 0 selects a free one.
 
@@ -85,20 +105,11 @@ class SettingsSource(Generic[S]):
         kind: the class of the settings.
         program: the program's name, for the help text.
         arguments: the command line without the program; ``sys.argv`` if not given.
-        options: further flags, for the help text; the caller has removed them from the arguments.
     """
 
-    def __init__(
-        self,
-        kind: type[S],
-        program: str,
-        arguments: Sequence[str] | None = None,
-        *,
-        options: argparse.ArgumentParser | None = None,
-    ) -> None:
+    def __init__(self, kind: type[S], program: str, arguments: Sequence[str] | None = None) -> None:
         self._kind = kind
         self._program = program
-        self._options = [options] if options is not None else []
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--config", default=os.environ.get(f"{kind.prefix}CONFIG"))
         found, self._flags = finder.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
@@ -133,7 +144,6 @@ class SettingsSource(Generic[S]):
             usage="%(prog)s [--FLAG VALUE]...",  # the flags fill a screen, on which no error would be seen
             description=self._kind.__doc__,
             allow_abbrev=False,
-            parents=self._options,
         )
         parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
         parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import SplitResult, urlsplit
@@ -17,7 +18,6 @@ from urllib.request import getproxies, proxy_bypass
 
 from ascend.addresses import join_address
 from ascend.errors import InvalidValue
-from ascend.kube.trust import trusting
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import Configuration
@@ -81,6 +81,27 @@ async def load_access(
     if _chosen(kubeconfig) is None and _has_service_account() and not (context or cluster or user):
         return _service_account(SERVICE_ACCOUNT, monotonic)
     return await _kubeconfig(kubeconfig, context, cluster, user)
+
+
+def trusting(cafile: str | PathLike[str] | None = None, cadata: str | bytes | None = None) -> ssl.SSLContext:
+    """Return a context for connections to servers whose certificates an authority of the cluster has signed.
+
+    From Python 3.13 on, authorities without the extension *key usage*, and certificates without *authority key
+    identifier*, are refused by default. Authorities made with a plain `openssl req -x509` have none; kubectl and
+    kubelets accept them, and a cluster must not be lost by an upgrade of this program's Python. Signature, validity
+    and name are verified as ever.
+
+    Args:
+        cafile: the authority in PEM; the system's authorities if neither is given.
+        cadata: the same as text or DER.
+
+    Raises:
+        OSError: the file can't be read, or has no certificate.
+        ValueError: the text is no certificate.
+    """
+    context = ssl.create_default_context(cafile=cafile, cadata=cadata)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def kubeconfig_paths(kubeconfig: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The page of metrics, which takes a bounded share of the event loop however many scrape it.
+"""The registry of a program's metrics, and their page: a bounded share of the event loop, however many scrape it.
 
 Clients that come while the page is being made share it. If making it has taken more than its share of time, the last
 page is served again until the time is made up.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
 
 from ascend.rate_limiters import TokenBucket, loop_time_s
 
@@ -18,6 +18,17 @@ SHARE: Final = 0.05
 
 BURST_S: Final = 0.5
 """The time that they may take at once, after none was made for a while."""
+
+
+def new_registry() -> CollectorRegistry:
+    """Return a registry with the metrics of the process: its memory, CPU time and file descriptors (``process_…``).
+
+    When a counter began (``…_created``) is not served: it doubles the page, and Prometheus does not use it.
+    """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
 
 
 class Exposition:

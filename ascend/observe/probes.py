@@ -8,7 +8,6 @@ fails, the status is 503 and the body names the check and what is missing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -36,10 +35,6 @@ def loop_is_turning(turned_s: Callable[[], float], period_s: Callable[[], float]
         return None if late_s <= 3 * period_s() + GRACE_S else f"it has not turned for {late_s:.0f} s"
 
     return check
-
-
-PATHS: Final = frozenset({"/startupz", "/livez", "/readyz", "/standbyz", "/metrics"})
-"""The paths of the endpoints; they change nothing, so every client may call them."""
 
 
 def add_probes(

@@ -1,7 +1,6 @@
 """Counts the connections and requests that a program refuses, and logs each cause from time to time."""
 
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -45,17 +44,10 @@ class Refusals:
     Args:
         prefix: of the names of the metrics.
         registry: where they are registered; nowhere if not given.
-        monotonic: the clock of the log.
     """
 
-    def __init__(
-        self,
-        prefix: str = "ascend",
-        registry: CollectorRegistry | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, prefix: str = "ascend", registry: CollectorRegistry | None = None) -> None:
         registry = registry if registry is not None else CollectorRegistry()
-        self._monotonic = monotonic
         self._logged_s: dict[Cause, float] = {}
         self.total = Counter(
             f"{prefix}_http_refusals_total",
@@ -70,7 +62,7 @@ class Refusals:
     def count(self, cause: Cause, address: str) -> None:
         """Count a refusal of a client at this address."""
         self.total.labels(cause=cause.value).inc()
-        now_s = self._monotonic()
+        now_s = time.monotonic()
         if now_s - self._logged_s.get(cause, -LOG_EVERY_S) >= LOG_EVERY_S:
             self._logged_s[cause] = now_s
             log.warning("a client is refused; others may be, too", cause=cause.value, address=address)

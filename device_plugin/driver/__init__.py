@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from ascend.annotations import UNKNOWN, ChipAddress
+from ascend.annotations import UNKNOWN
+from ascend.base_device_infos import ChipAddress
 from ascend.grammar import count
 from ascend.vnpus import SUFFIXES, Vnpu
 

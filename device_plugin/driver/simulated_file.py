@@ -32,7 +32,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ascend.annotations import UNKNOWN, ChipAddress
+from ascend.annotations import UNKNOWN
+from ascend.base_device_infos import ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError, InvalidValue
 from device_plugin.driver import (

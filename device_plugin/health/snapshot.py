@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import ChipFacts, Inventory, VirtualNpu

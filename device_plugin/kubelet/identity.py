@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import aiohttp
 
 from ascend.errors import Unreachable
-from ascend.kube.trust import trusting
+from ascend.kube.identity import trusting
 
 CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 FILES: Final = ("kubelet-server-current.pem", "kubelet.crt")

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from ascend.annotations import MAX_LIST_ENTRIES, REAL, Grant, read_predicate_time
+from ascend.annotations import REAL, Grant, read_predicate_time
 from ascend.chips import NAME_PREFIX, ChipSet, chip_set, parse_chip_name
 from ascend.cores import parse_cores, split_group
 from ascend.errors import InvalidValue
+from ascend.pod_devices import MAX_LIST_ENTRIES
 from ascend.templates import RESOURCE_CORES, divisible_kinds
 from ascend.vnpus import Vnpu, parse_vnpu
 from device_plugin.device_types import CORES, DeviceType, type_of

@@ -11,14 +11,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from ascend.annotations import (
-    KUBELET_IDS,
-    REAL,
-    UNKNOWN,
-    ChipAddress,
-    write_claim,
-    write_configuration,
-)
+from ascend.annotations import KUBELET_IDS, REAL, UNKNOWN, write_claim, write_configuration
+from ascend.base_device_infos import ChipAddress
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS

@@ -11,13 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 import structlog
 
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    SERVER_INDEX,
-    SERVER_TYPE,
-    SUPER_POD_ID,
-    write_base_device_infos,
-)
+from ascend.annotations import SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID
+from ascend.base_device_infos import BASE_DEVICE_INFOS, write_base_device_infos
 from ascend.chips import chip_ids, join_names
 from ascend.daemon.observable import Observable, wait_until
 from ascend.errors import ApiError, Unreachable

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, decode_report, read_manually_separated, read_upgrades
 from ascend.errors import ApiError, InvalidReport, InvalidValue, Unreachable
 from ascend.kube.client import KubeClient

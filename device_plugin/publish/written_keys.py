@@ -8,7 +8,6 @@ from typing import Final
 
 from ascend.annotations import (
     ALLOCATED,
-    BASE_DEVICE_INFOS,
     CONFIGURATION,
     KUBELET_IDS,
     PREDICATE_TIME,
@@ -19,6 +18,7 @@ from ascend.annotations import (
     SERVER_TYPE,
     SUPER_POD_ID,
 )
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.conditions import NOT_READY
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import DESCRIPTION, DEVICE_INFO, LABELS, MANUALLY_SEPARATED, SWITCH_INFO, UPGRADE_REASONS

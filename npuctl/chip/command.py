@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from rich.text import Text
 
-from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
 from ascend.cordons import CORDONED, Cordon, read_cordons, write_cordons
 from ascend.deviceinfo import (

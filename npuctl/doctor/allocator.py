@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from ascend.errors import InvalidValue
-from ascend.kube.trust import trusting
+from ascend.kube.identity import trusting
 from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from allocator.state.holding import read_holding
-from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.cores import read_kind
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ascend.annotations import UNKNOWN
@@ -16,12 +15,12 @@ from ascend.templates import RESOURCE_CORES
 from device_plugin.driver import NO_CARD
 from device_plugin.inventory import ChipEntry, ScanEntry, scan, scan_entry
 from device_plugin.settings import DriverSettings
-from npuctl.output import Output, make_console, show
+from npuctl.output import FittingTable, Output, show
 
 PROGRAM: Final = "npuctl doctor --chips"
 
 _BAD: Final = "bold red"
-_NUMBERS: Final = frozenset({"card", "logic", "HBM", "NUMA"})
+_NUMBERS: Final = ("card", "logic", "HBM", "NUMA")
 _COLUMNS: Final = ("chip", "card", "logic", "type", "HBM", "NUMA", "address", "health", "network", "faults")
 
 
@@ -39,32 +38,24 @@ async def show_chips(arguments: Sequence[str], output: Output) -> int:
     settings = SettingsSource(ChipsSettings, PROGRAM, arguments).read()
     configure_logs(PROGRAM, level="WARNING", stream=sys.stderr)
     entry = scan_entry(await scan(settings.make_driver()), dynamic_vnpus=settings.dynamic_vnpus)
-    if output is Output.TABLE:
-        print_scan(entry, make_console(), dynamic_vnpus=settings.dynamic_vnpus)
-    else:
-        show(entry, output, str)
+    show(entry, output, lambda: lay_out(entry, dynamic_vnpus=settings.dynamic_vnpus))
     return 0
 
 
-def print_scan(scan: ScanEntry, console: Console, *, dynamic_vnpus: bool = False) -> None:
-    """Print a scan for people. Only faults are folded, and only on a terminal; nothing is cut.
+def lay_out(scan: ScanEntry, *, dynamic_vnpus: bool = False) -> RenderableType:
+    """Lay out a scan for people.
 
     Args:
         scan: the scan.
-        console: where it is printed.
         dynamic_vnpus: whether vNPUs are cut when pods start, and AI cores are requested instead of them.
     """
     facts = [scan.product, count_chips(len(scan.chips))]
     facts += [f"driver {scan.driver_version}"] if scan.driver_version else []
     facts += [f"SuperPod {scan.super_pod_id}"] if scan.super_pod_id != UNKNOWN else []
     facts += [f"server {scan.server_index}"] if scan.server_index != UNKNOWN else []
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
-    rows = [_row(chip) for chip in scan.chips]
-    for name, cells in zip(_COLUMNS, zip(*rows, strict=True), strict=False):
-        width = None if name == _COLUMNS[-1] else max(len(str(cell)) for cell in cells)
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", min_width=width, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    table = FittingTable(_COLUMNS, numeric=_NUMBERS)
+    for chip in scan.chips:
+        table.add_row(*_row(chip))
     not_offered = f"not offered: pods request {RESOURCE_CORES} here" if dynamic_vnpus else "not offered"
     virtual = [
         Text(
@@ -79,11 +70,7 @@ def print_scan(scan: ScanEntry, console: Console, *, dynamic_vnpus: bool = False
     if scan.unidentified:
         verb = "is" if scan.unidentified == 1 else "are"
         problems.append(Text(f"{count_chips(scan.unidentified)} {verb} missing here: the ids are unknown", style=_BAD))
-    content = Group(Text("  ".join(facts), style="bold"), table, *virtual, *problems)
-    # rich cuts what is wider than the console. A terminal wraps such lines, and a pipe has no width.
-    needed = console.measure(content, options=console.options.update(max_width=sys.maxsize))
-    console.width = max(console.width, needed.minimum) if console.is_terminal else needed.maximum
-    console.print(content)
+    return Group(Text("  ".join(facts), style="bold"), table, *virtual, *problems)
 
 
 def _row(chip: ChipEntry) -> list[RenderableType]:

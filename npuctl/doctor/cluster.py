@@ -28,8 +28,8 @@ from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.told import OLD_S, check_certificates, check_plugins, check_told
 from npuctl.evaluation import VOLCANO, Evaluation, PodVerdict
-from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
+from npuctl.refusals import as_values, group
 
 _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
 """What an administrator may have wanted: worth knowing rather than mending."""

@@ -9,7 +9,6 @@ from typing import Final
 
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import SettingsSource
-from ascend.observe.console import SafeConsole
 from ascend.observe.logs import configure_logs
 from device_plugin.settings import Settings
 from npuctl.doctor import chips, kubelet
@@ -17,7 +16,7 @@ from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.command import report
 from npuctl.doctor.finding import Check, Finding, run_check
 from npuctl.doctor.processes import check_processes
-from npuctl.output import Output
+from npuctl.output import Output, SafeConsole
 
 PROGRAM: Final = "npuctl doctor"
 

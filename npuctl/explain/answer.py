@@ -4,8 +4,8 @@ import msgspec
 
 from allocator.decision.explained import Explained
 from npuctl.explain.remedies import Remedy
-from npuctl.output import Group, NodeRefusal
 from npuctl.plan.placement import Candidate
+from npuctl.refusals import Group, NodeRefusal
 
 
 class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/explain/v1"):

@@ -26,9 +26,9 @@ from npuctl.explain.advice import advice_of_peers, advice_of_several, advice_or_
 from npuctl.explain.answer import Ahead, BrokenChip, Explanation
 from npuctl.explain.remedies import Remedy, find_remedies
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import as_values, group
 from npuctl.plan.placement import devices, find_candidates
 from npuctl.reading.objects import ClusterObjects
+from npuctl.refusals import as_values, group
 
 MOST_NODES: Final = 200
 """Remedies are searched on this many nodes at most, those with an occupancy reason first."""

@@ -19,9 +19,9 @@ from ascend.faults import read_pre_separate
 from ascend.kube.objects import ConfigMap, Node, Pod
 from ascend.reasons import Category
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import NodeRefusal
 from npuctl.reading.changed import ALL_CHIPS, cordoned, offering, ready, recovered, rewritten
 from npuctl.reading.objects import ClusterObjects
+from npuctl.refusals import NodeRefusal
 
 MOST_PODS: Final = 3
 """A remedy consists of the end of this many pods at most."""

@@ -13,8 +13,9 @@ from ascend.annotations import BLOCK, BLOCK_SUPER_POD
 from ascend.grammar import count, some
 from ascend.reasons import Category
 from npuctl.chips import numbers
-from npuctl.output import FittingTable, Group, NodeRefusal, group_alike
+from npuctl.output import FittingTable
 from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, Rescheduled
+from npuctl.refusals import Group, NodeRefusal, group_alike
 
 _MOST_PODS: Final = 40
 """More pods that get a place than these have a line for each job."""

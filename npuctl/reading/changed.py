@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import MAX_CHIP_ID, RESOURCE, ChipSet, chip_ids, chip_name
 from ascend.cores import read_kind
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, encode_report

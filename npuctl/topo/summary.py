@@ -9,7 +9,8 @@ from rich.text import Text
 
 from ascend.fault_codes import explained
 from ascend.grammar import count, some
-from npuctl.output import FittingTable, NodeRefusal, group
+from npuctl.output import FittingTable
+from npuctl.refusals import NodeRefusal, group
 from npuctl.topo.nodes import NodeView
 
 

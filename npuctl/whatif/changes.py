@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec import structs
 
-from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, UNKNOWN, read_base_device_infos
+from ascend.annotations import SERVER_INDEX, UNKNOWN
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue

@@ -20,7 +20,8 @@ from allocator.rules.asked import (
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
+from ascend.annotations import Grant
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, OUR_PLUGIN, WRITTEN_BY, DeviceReport, config_map_name, encode_report
 from ascend.errors import Refusal

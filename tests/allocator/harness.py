@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from allocator.app import AllocatorApp
 from allocator.settings import Settings
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.daemon.settings import fixed_settings
 from ascend.kube.lease import boot_time

@@ -22,12 +22,13 @@ from allocator.binding.reserving import Reserver
 from allocator.rules.job import JobKey
 from allocator.rules.vacancy import Vacancy
 from allocator.state.reservation import Stage
-from ascend.annotations import MIN_AVAILABLE, held_chips
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.pod_devices import held_chips
 from ascend.turn import at_once
 from tests.allocator.audit import audit, by_kind
 from tests.allocator.builders import GROUP, World, node, pod, report

@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ascend.annotations import REAL, ChipAddress, Grant, write_base_device_infos
+from ascend.annotations import REAL, Grant
+from ascend.base_device_infos import ChipAddress, write_base_device_infos
 from ascend.kube.objects import Container, Node, Pod, Resources
 from ascend.takes import Take
 from ascend.vnpus import Vnpu, resource_of

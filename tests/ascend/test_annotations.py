@@ -6,23 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.annotations import (
-    ALLOCATED,
+from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL, Grant, write_claim, write_configuration
+from ascend.base_device_infos import (
     BASE_DEVICE_INFOS,
-    CLAIMED,
-    PREDICATE_TIME,
-    REAL,
     BaseDeviceInfos,
     ChipAddress,
-    Grant,
-    held_chips,
     read_base_device_infos,
-    read_grant,
     write_base_device_infos,
-    write_claim,
-    write_configuration,
 )
 from ascend.errors import InvalidValue
+from ascend.pod_devices import held_chips, read_grant
 
 chips = st.lists(st.integers(0, 255), unique=True, min_size=1, max_size=100)
 

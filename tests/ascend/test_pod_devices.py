@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.annotations import ALLOCATED, OURS, PREDICATE_TIME, REAL, Grant, is_ours, read_grant
+from ascend.annotations import ALLOCATED, OURS, PREDICATE_TIME, REAL, Grant, is_ours
 from ascend.chips import RESOURCE, chip_ids, chip_name, chip_set
 from ascend.errors import InvalidValue
 from ascend.jobs.ray import RayCluster
 from ascend.kube.objects import Container, Node, NodeStatus, Resources
-from ascend.pod_devices import Held, read_held, read_vnpu_grant
+from ascend.pod_devices import Held, read_grant, read_held, read_vnpu_grant
 from ascend.takes import NOTHING, Take
 from ascend.vnpus import SUFFIXES, Vnpu, resource_of
 

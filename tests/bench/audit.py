@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ascend.annotations import read_grant
 from ascend.kube.objects import Pod
+from ascend.pod_devices import read_grant
 from ascend.products import ASCEND_910A
 from ascend.slices import effective_request
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
+from ascend.annotations import Grant
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from sandbox.apiserver import ApiServer

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
+from ascend.annotations import CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from tests.cluster.api import HTTPError
 from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import exceed_rate_limit

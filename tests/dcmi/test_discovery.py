@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from ascend.annotations import UNKNOWN, ChipAddress
+from ascend.annotations import UNKNOWN
+from ascend.base_device_infos import ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.driver.dcmi import DcmiDriver

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
-from ascend.annotations import BASE_DEVICE_INFOS, MIN_AVAILABLE
+from ascend.annotations import MIN_AVAILABLE
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names
 from ascend.deviceinfo import LABELS, config_map_name
 from ascend.kube.client import KubeClient

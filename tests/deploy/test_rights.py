@@ -20,16 +20,8 @@ from typer.testing import CliRunner
 
 from allocator.binding import written_keys as of_allocator
 from allocator.leadership.endpoint import STARTED, Endpoint, publish
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    FENCE,
-    NOMINATED,
-    PLACEMENT_GATE,
-    POD_STATUS,
-    REQUEUED,
-    ChipAddress,
-    write_base_device_infos,
-)
+from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY, config_map_name
 from ascend.jobs.table import ENQUEUED, JOB_KINDS

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS, REAL
+from ascend.annotations import REAL
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import (
     Container,

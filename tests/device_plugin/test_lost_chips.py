@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.chips import RESOURCE, chip_ids
 from device_plugin.device_types import WHOLE_CHIPS
 from device_plugin.driver import NO_CARD, ChipFacts, VirtualNpu

@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.kube.objects import NODES, JsonObject
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.publish.node_object import NodeWriter, node_annotations, node_labels

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
+from ascend.annotations import SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.chips import ChipSet
 from ascend.errors import DriverError
 from device_plugin.chips import scanner as scan_module

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A, ASCEND_A3_16
 from device_plugin.driver import ChipFacts, ChipState, Division, FaultEvent, VirtualNpu

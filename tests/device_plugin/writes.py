@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
+from ascend.base_device_infos import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, DeviceReport, decode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, KubeObject, Node

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME
+from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, chip_ids, chip_set
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A

@@ -3,7 +3,8 @@
 import json
 from functools import partial
 
-from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
+from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
 from ascend.vnpus import Vnpu, parse_vnpu

@@ -22,7 +22,7 @@ from allocator.settings import Settings as AllocatorSettings
 from allocator.state.cluster_info import ClusterInfo
 from allocator.state.kinds import KINDS
 from allocator.state.report import read_agent_health, read_report
-from ascend import annotations, deviceinfo, pod_devices
+from ascend import annotations, base_device_infos, deviceinfo, pod_devices
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import UNREADABLE, AscendError
 from ascend.kube.objects import ConfigMap, Node, Pod, Taint, read_object
@@ -83,12 +83,12 @@ def pod_annotations(data: bytes) -> None:
     pod = _object(data, Pod)
     written = pod.metadata.annotations
     reads: tuple[Callable[[], object], ...] = (
-        lambda: annotations.read_grant(written),
+        lambda: pod_devices.read_grant(written),
         lambda: annotations.read_predicate_time(written),
         lambda: annotations.read_block(written),
         lambda: annotations.read_switch_use(written),
-        lambda: annotations.held_chips(written),
-        lambda: annotations.read_base_device_infos(written.get(annotations.BASE_DEVICE_INFOS, "")),
+        lambda: pod_devices.held_chips(written),
+        lambda: base_device_infos.read_base_device_infos(written.get(base_device_infos.BASE_DEVICE_INFOS, "")),
         lambda: pod_devices.read_vnpu_grant(written),
         lambda: pod_devices.read_cores_grant(written, 8),
         lambda: pod_devices.read_held(written),

@@ -4,15 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    REAL,
-    SERVER_INDEX,
-    SUPER_POD_ID,
-    ChipAddress,
-    Grant,
-    write_base_device_infos,
-)
+from ascend.annotations import REAL, SERVER_INDEX, SUPER_POD_ID, Grant
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.templates import RESOURCE_CORES

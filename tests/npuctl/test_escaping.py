@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE
-from ascend.observe.console import SafeConsole
 from npuctl.cli import app
 from npuctl.completion import names
+from npuctl.output import SafeConsole
 from npuctl.reading.source import Source
 from tests.ascend.test_printable import TEXTS, obeyed
 from tests.npuctl.manifests import Json, as_list, node, pod, report

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ascend.daemon.extra import LIBRARIES
+from ascend.daemon.exits import LIBRARIES
 from tests.npuctl.test_cli import OBJECTS
 
 WITHOUT = """

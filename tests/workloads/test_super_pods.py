@@ -5,16 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    BLOCK,
-    BLOCK_SUPER_POD,
-    RANK,
-    SERVER_INDEX,
-    SUPER_POD_ID,
-    ChipAddress,
-    write_base_device_infos,
-)
+from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK, SERVER_INDEX, SUPER_POD_ID
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.kube.objects import PODS, JsonObject, Pod
 from tests.bench.fake_cluster import fake_node

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from ascend.annotations import ChipAddress
+from ascend.base_device_infos import ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import NO_CARD, ChipFacts, ChipType, VirtualNpu
 from device_plugin.driver.dcmi.calls import MAX_ID, Place, SuperPodPlace

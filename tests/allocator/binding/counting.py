@@ -6,9 +6,10 @@ from random import Random
 from types import TracebackType
 from typing import Final, Self
 
-from ascend.annotations import ALLOCATED, held_chips
+from ascend.annotations import ALLOCATED
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.pod_devices import held_chips
 from tests.allocator.binding.webhook import Webhook
 from tests.allocator.builders import pod
 

@@ -11,19 +11,8 @@ from hypothesis import strategies as st
 
 from allocator.binding.annotations import DAY_NS, Stamper
 from allocator.state.reservation import Reservation, Stage
-from ascend.annotations import (
-    ALLOCATED,
-    BASE_DEVICE_INFOS,
-    CLAIMED,
-    CONFIGURATION,
-    DISTRIBUTED,
-    MIN_AVAILABLE,
-    PREDICATE_TIME,
-    RANK,
-    REAL,
-    ChipAddress,
-    write_base_device_infos,
-)
+from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, DISTRIBUTED, MIN_AVAILABLE, PREDICATE_TIME, RANK, REAL
+from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.jobs.kubeflow import OPERATOR
 from ascend.jobs.pod_groups import VOLCANO

@@ -19,9 +19,9 @@ from grpc_status import rpc_status
 from allocator.serving import ports
 from ascend.addresses import split_address
 from ascend.daemon.certificates import Certificates
-from ascend.daemon.tls_files import TlsFiles
+from ascend.daemon.settings import TlsFiles
 from ascend.errors import InvalidValue
-from ascend.kube.trust import trusting
+from ascend.kube.identity import trusting
 from ascend.serving import limits
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ascend.annotations import BASE_DEVICE_INFOS, INDEPENDENT, MIN_AVAILABLE, PREDICATE_TIME
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, PREDICATE_TIME
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer

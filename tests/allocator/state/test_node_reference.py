@@ -7,7 +7,7 @@ import pytest
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from ascend.annotations import BASE_DEVICE_INFOS
+from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import NAME_PREFIX, chip_set, parse_names
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Metadata, Node

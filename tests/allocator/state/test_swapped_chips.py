@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL, read_grant
+from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import ChipSet, chip_ids, chip_set, join_names_sorted
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.pod_devices import read_grant
 from tests.allocator.builders import World, node, pod
 
 

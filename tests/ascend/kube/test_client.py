@@ -15,9 +15,8 @@ from aiohttp import web
 from ascend.annotations import RANK
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.identity import Access
+from ascend.kube.identity import Access, trusting
 from ascend.kube.objects import PODS
-from ascend.kube.trust import trusting
 from ascend.serving.http import serve_http
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend.kube.trust import trusting
+from ascend.kube.identity import trusting
 from tests.allocator.authority import Authority
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp.http import HttpProcessingError
 
-from ascend.kube.trust import trusting
+from ascend.kube.identity import trusting
 from ascend.serving.connection import Connection
 from ascend.serving.counts import Cause
 from tests.allocator.authority import Authority

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.daemon.certificates import Certificates
-from ascend.daemon.tls_files import TlsFiles
-from ascend.kube.trust import trusting
+from ascend.daemon.settings import TlsFiles
+from ascend.kube.identity import trusting
 from ascend.serving.bodies import Bodies
 from ascend.serving.connection import Connection
 from ascend.serving.counts import Cause
