@@ -210,6 +210,8 @@ class AdmissionChecks:
             self._release(uid)  # the quota was withdrawn
             if (delay := self._delays.get(uid)) is not None:
                 delay.workload = workload
+            elif (tries := workload.retries(set(self._checks))) and workload.requeue_at_s > self._now_s():
+                self._delays[uid] = _Delay(workload, tries)  # another leader has refused it
         elif workload.is_true("Admitted"):
             self._delays.pop(uid, None)
 

@@ -3,6 +3,7 @@
 See kueue: apis/kueue/v1beta1, workload_types.go and admissioncheck_types.go.
 """
 
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -72,12 +73,19 @@ class WorkloadSpec(msgspec.Struct, rename="camel", frozen=True):
     priority: int | None = None
 
 
+class RequeueState(msgspec.Struct, rename="camel", frozen=True):
+    """The delay of a workload that has lost its quota."""
+
+    requeue_at: datetime | None = None
+
+
 class WorkloadStatus(msgspec.Struct, rename="camel", frozen=True):
     """How far the admission is; of the checks, all that is written there, since a patch replaces the list."""
 
     conditions: tuple[Condition, ...] = ()
     admission: Admission | None = None
     admission_checks: tuple[JsonObject, ...] = ()
+    requeue_state: RequeueState | None = None
 
 
 class Workload(KubeObject, frozen=True, kw_only=True):
@@ -109,6 +117,25 @@ class Workload(KubeObject, frozen=True, kw_only=True):
         given = self.status.admission.pod_set_assignments if self.status.admission is not None else ()
         admission = Admission(tuple(replace(assignment, topology_assignment=None) for assignment in given))
         return replace(self, status=replace(self.status, admission=admission))
+
+    @property
+    def requeue_at_s(self) -> float:
+        """When its delay ends, Unix seconds; 0 without a delay."""
+        state = self.status.requeue_state
+        return state.requeue_at.timestamp() if state is not None and state.requeue_at is not None else 0.0
+
+    def retries(self, checks: set[str]) -> int:
+        """How often Kueue has withdrawn the quota because of these checks; 0 if the last eviction had another cause.
+
+        The message tells that from evictions of other checks and of waitForPodsReady; only newer releases count
+        (kueue: pkg/workload, resetChecksOnEviction).
+        """
+        found = (
+            check.get("retryCount")
+            for check in self.status.admission_checks
+            if check.get("name") in checks and str(check.get("message")).endswith("Previously: Retry")
+        )
+        return max((number if isinstance(number, int) else 1 for number in found), default=0)
 
     def states(self, checks: set[str]) -> dict[str, str]:
         """The states of these checks, by their names."""

@@ -112,6 +112,7 @@ def kueue_workload(data: bytes) -> None:
     first, _, second = data.partition(b"\n")
     workload = _object(first, Workload)
     workload.states({"chips"})
+    workload.retries({"chips"})
     for owner in OWNERS.values():
         with suppress(*UNREADABLE, AscendError):
             job = read_object(second, owner.type)

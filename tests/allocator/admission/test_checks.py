@@ -85,10 +85,10 @@ class Kueue:
         status = {"conditions": conditions, "admission": admission, "admissionChecks": [OTHER, OWN], **more}
         await self.patch(f"{WORKLOADS}/{name}/status", status=status)
 
-    async def withdraw(self, name: str) -> None:
-        """Withdraw the quota of a workload."""
+    async def withdraw(self, name: str, own: Json = OWN, **more: Any) -> None:
+        """Withdraw the quota of a workload, and reset its checks."""
         status = {"conditions": [{"type": "QuotaReserved", "status": "False"}], "admission": None}
-        await self.patch(f"{WORKLOADS}/{name}/status", status={**status, "admissionChecks": [OTHER, OWN]})
+        await self.patch(f"{WORKLOADS}/{name}/status", status={**status, "admissionChecks": [OTHER, own], **more})
 
     async def status(self, name: str) -> Json:
         status: Json = (await self.get(f"{WORKLOADS}/{name}"))["status"]
@@ -168,6 +168,30 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
             pass
         await kueue.reserve("large")
         assert (await kueue.answer("large"))["state"] == "Ready"
+
+
+@pytest.mark.parametrize(("retry_count", "next_s"), [(None, 120), (3, 480)])
+async def test_a_delay_of_an_earlier_leader_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_count: int | None, next_s: int
+) -> None:
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    due = "2099-01-01T00:00:00Z"
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        for name, state in (("of-others", "Ready"), ("own", "Retry")):
+            await kueue.queue(name, 1, 8)
+            reset = {"message": f"Reset to Pending after eviction. Previously: {state}"}
+            counted = {"retryCount": retry_count} if retry_count is not None else {}
+            await kueue.withdraw(name, {**OWN, **reset, **counted}, requeueState={"requeueAt": due, "count": 7})
+        await allocator.node("n0")
+        while (await kueue.status("own"))["requeueState"]["requeueAt"] == due:
+            pass
+        # Kueue's own delay after waitForPodsReady, or that of another check, is not the allocator's to end.
+        assert (await kueue.status("of-others"))["requeueState"]["requeueAt"] == due
+        await allocator.remove_node("n0")
+        await kueue.reserve("own")
+        assert (await kueue.answer("own"))["requeueAfterSeconds"] == next_s
 
 
 async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_time(
