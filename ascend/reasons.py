@@ -88,7 +88,7 @@ class Reason(StrEnum):
     INVALID_REQUEST = ("InvalidRequest", Category.REQUEST, Actor.AUTHOR,
         "no server takes that number of chips, or not from a job of this shape; the quantity is not a whole number; "
         "whole chips and vNPUs are mixed; more than one vNPU is requested; the annotation that names its pod group is "
-        "no name; the pod's uid is missing",
+        "no name; the pod's uid is missing; the pods of a workload of Kueue can't be known from its job",
         "change the request; the sentence says which numbers are allowed")
     UNKNOWN_PRODUCT = ("UnknownProduct", Category.REQUEST, Actor.AUTHOR,
         "the node selector `accelerator-type` (or a node's label `accelerator` or `accelerator-type`) has an unknown "

@@ -31,7 +31,7 @@ from allocator.admission.objects import (
     ResourceFlavor,
     Workload,
 )
-from allocator.admission.workload_pods import OWNERS, owner_of, pods_of
+from allocator.admission.workload_pods import OWNERS, FlavorMissing, owner_of, pods_of
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.expected import ExpectedPods
 from allocator.observe.refusal_events import Publish
@@ -43,6 +43,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import Regarding
 from ascend.kube.objects import JsonObject, Pod
 from ascend.kube.reflector import Reflector
+from ascend.reasons import Reason
 
 log = structlog.get_logger()
 
@@ -246,7 +247,14 @@ class AdmissionChecks:
         await self._client.patch(ADMISSION_CHECKS, check.name, body, subresource="status")
 
     async def _pods(self, workload: Workload) -> list[Pod]:
-        """The pods of a workload that request chips."""
+        """The pods of a workload that request chips.
+
+        Raises:
+            ApiError: the API server refused.
+            FlavorMissing: a flavor is not known yet.
+            Refusal: the pods can't be known from its job and its status.
+            Unreachable: the API server did not answer.
+        """
         owner, job = owner_of(workload), None
         resource = OWNERS.get((owner.kind, owner.api_version)) if owner is not None else None
         if owner is not None and resource is not None:
@@ -255,7 +263,13 @@ class AdmissionChecks:
             found = await self._client.list_objects(resource, workload.metadata.namespace, field_selector=named)
             job = next((job for job in found if job.uid == owner.uid), None)
         flavors = {name: flavor.spec for name, flavor in self._flavors.items()}
-        return [pod for pod in pods_of(workload, job, self._cluster.pods, flavors) if pod.requests_chips]
+        try:
+            return [pod for pod in pods_of(workload, job, self._cluster.pods, flavors) if pod.requests_chips]
+        except FlavorMissing:
+            raise
+        except InvalidValue as error:
+            sentence = f"the pods of workload {workload.key} can't be known: {error}"
+            raise Refusal(Reason.INVALID_REQUEST, sentence) from error
 
     async def _answer(self, workload: Workload) -> None:
         uid, states = workload.uid, workload.states(set(self._checks))
@@ -265,11 +279,12 @@ class AdmissionChecks:
         if workload.is_true("Admitted"):  # its queue has got the check since: a refusal would evict what runs
             await self._ready(workload, pending, "the workload was admitted before")
             return
-        pods = await self._pods(workload)
-        if self._workloads.get(uid) is not workload:
-            return  # a change of it is due as well
-        self._release(uid)
+        pods: list[Pod] = []
         try:
+            pods = await self._pods(workload)
+            if self._workloads.get(uid) is not workload:
+                return  # a change of it is due as well
+            self._release(uid)
             plans = await self._expected.keep(pods, self._ttl_s)
         except Refusal as refusal:
             await self._refuse(workload, set(states), pods, refusal)
@@ -295,7 +310,7 @@ class AdmissionChecks:
     async def _refuse(self, workload: Workload, names: set[str], pods: list[Pod], refusal: Refusal) -> None:
         revision = self._cluster.changes.revision
         more = await self._expected.never_fit(pods)
-        if workload.is_placed and await self._expected.fit(await self._pods(workload.without_places())):
+        if workload.is_placed and await self._fits(workload.without_places()):
             more = "the pods fit on other nodes than Kueue has chosen"
         said = refusal.message if more is None or more == refusal.message else f"{refusal.message}; {more}"
         message = told_in(workload.metadata.namespace, said)
@@ -339,14 +354,18 @@ class AdmissionChecks:
 
     async def _end_delay(self, delay: _Delay) -> None:
         workload = delay.workload
-        pods = await self._pods(workload)
-        if self._delays.get(workload.uid) is not delay or delay.workload is not workload:
-            return
-        if not await self._expected.fit(pods) or delay.workload is not workload:
+        fits = await self._fits(workload)
+        if not fits or self._delays.get(workload.uid) is not delay or delay.workload is not workload:
             return
         delay.since_s = self._monotonic()
         await self._patch(workload, {"requeueState": {"requeueAt": self._time()}})
         log.info("a workload may fit now", workload=workload.key)
+
+    async def _fits(self, workload: Workload) -> bool:
+        try:
+            return await self._expected.fit(await self._pods(workload))
+        except Refusal:
+            return False
 
     async def _patch(self, workload: Workload, status: JsonObject) -> None:
         """Write the status of a workload; that it has changed since is a conflict."""

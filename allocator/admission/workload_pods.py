@@ -13,25 +13,34 @@ from msgspec import structs
 
 from allocator.admission.objects import FlavorSpec, PodSetAssignment, Workload, WorkloadPodSet, updates_of
 from allocator.rules.job import marks_of
-from ascend.errors import InvalidValue
+from ascend.errors import UNREADABLE, InvalidValue
 from ascend.jobs.creation import Controller
 from ascend.jobs.table import JOB_KINDS, WORKLOADS
 from ascend.kube.kept import short
-from ascend.kube.objects import KubeObject, OwnerReference, Pod, PodSpec, Resource
+from ascend.kube.objects import KubeObject, OwnerReference, Pod, PodSpec, Resource, read_object
 from ascend.kube.workloads import BATCH_JOBS
 from ascend.printable import printable
 
 
-def _owners() -> Iterator[tuple[tuple[str, str], Resource[Any]]]:
+class OwningJob(KubeObject, frozen=True, kw_only=True):
+    """The object of a job; the ``spec``, which may be invalid, is decoded when its pods are asked for."""
+
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _owners() -> Iterator[tuple[tuple[str, str], Resource[OwningJob]]]:
     for watched in (BATCH_JOBS, *(resource for kind in JOB_KINDS for resource in kind.objects)):
         named = watched.kind, watched.api_version
-        if (row := WORKLOADS.get(named)) is not None:
-            whole = msgspec.defstruct(f"Whole{watched.kind}", [("spec", row.spec)], bases=(KubeObject,), kw_only=True)
-            yield named, Resource(whole, watched.kind, watched.prefix, watched.plural)
+        if named in WORKLOADS:
+            yield named, Resource(OwningJob, watched.kind, watched.prefix, watched.plural)
 
 
 OWNERS: Final = dict(_owners())
 """The objects of jobs whose pods are known, by kind and ``apiVersion``: kinds that the allocator watches."""
+
+
+class FlavorMissing(InvalidValue):
+    """A ResourceFlavor of a workload does not exist, or is not known yet."""
 
 
 class Choices(NamedTuple):
@@ -47,16 +56,19 @@ def owner_of(workload: Workload) -> OwnerReference | None:
     return None if owner is None or owner.kind == "Pod" else owner
 
 
-def pods_of(workload: Workload, job: Any, there: Mapping[str, Pod], flavors: Mapping[str, FlavorSpec]) -> list[Pod]:
+def pods_of(
+    workload: Workload, job: OwningJob | None, there: Mapping[str, Pod], flavors: Mapping[str, FlavorSpec]
+) -> list[Pod]:
     """The pods of a workload.
 
     Args:
         workload: the workload.
-        job: its object, of a type of ``OWNERS``; None if it is of another kind, or a group of pods.
+        job: its object, of a kind of ``OWNERS``; None if it is of another kind, or a group of pods.
         there: the pods of the cluster, by uid.
         flavors: the ResourceFlavors, by name.
 
     Raises:
+        FlavorMissing: a flavor that Kueue has chosen is not among ``flavors``.
         InvalidValue: there are too many, or the object is invalid.
     """
     pods: list[Pod] = []
@@ -68,7 +80,7 @@ def pods_of(workload: Workload, job: Any, there: Mapping[str, Pod], flavors: Map
     return pods
 
 
-def _created(workload: Workload, job: Any, there: Mapping[str, Pod]) -> list[Pod]:
+def _created(workload: Workload, job: OwningJob | None, there: Mapping[str, Pod]) -> list[Pod]:
     """The pods of all pod sets, in the order of these, as they are or as the controller of the job creates them."""
     sets, owner, space = workload.spec.pod_sets, owner_of(workload), workload.metadata.namespace
     number, owners = sum(pod_set.count for pod_set in sets), workload.metadata.owner_references
@@ -78,7 +90,7 @@ def _created(workload: Workload, job: Any, there: Mapping[str, Pod]) -> list[Pod
     if owner is not None and job is not None:
         given = job.metadata
         controller = Controller(owner.api_version, owner.kind, space, owner.name, given.labels, given.annotations)
-        created = [pod for pod in job.spec.create(controller) if isinstance(pod, Pod)]
+        created = [pod for pod in _spec_of(job, owner).create(controller) if isinstance(pod, Pod)]
         parts = [short(pod_set.name).lower() for pod_set in sets]
         if sorted(parts) == sorted({_part_of(pod) for pod in created}):
             created.sort(key=lambda pod: parts.index(_part_of(pod)))
@@ -87,6 +99,13 @@ def _created(workload: Workload, job: Any, there: Mapping[str, Pod]) -> list[Pod
     known = owner if owner is not None else OwnerReference("kueue.x-k8s.io/v1beta1", "Workload", workload.name)
     generic = Controller(known.api_version, known.kind, space, known.name)
     return [pod for pod_set in sets for pod in generic.pods(pod_set.template, range(pod_set.count), role=pod_set.name)]
+
+
+def _spec_of(job: OwningJob, owner: OwnerReference) -> Any:
+    try:
+        return read_object(job.spec, WORKLOADS[owner.kind, owner.api_version].spec)
+    except UNREADABLE as error:
+        raise InvalidValue(f"spec of {owner.kind} {job.key}: {error}") from error
 
 
 def _set_of(pod: Pod, sets: Sequence[WorkloadPodSet]) -> int:
@@ -118,7 +137,7 @@ def _choices(
     for name in dict.fromkeys(given.flavors.values()):
         flavor = flavors.get(name)
         if flavor is None:
-            raise InvalidValue(f"there is no ResourceFlavor {printable(name)}")
+            raise FlavorMissing(f"there is no ResourceFlavor {printable(name)}")
         selector |= flavor.node_labels
         tolerations += flavor.tolerations
     for update in (update for check in workload.status.admission_checks for update in updates_of(check)):

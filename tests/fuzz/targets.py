@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.admission.objects import FlavorSpec, Workload
-from allocator.admission.workload_pods import OWNERS, pods_of
+from allocator.admission.workload_pods import OWNERS, OwningJob, pods_of
 from allocator.rescheduling import storage
 from allocator.rules.node_constraints import untolerated
 from allocator.serving import extender_wire, volcano_wire, webhook
@@ -25,7 +26,7 @@ from allocator.state.report import read_agent_health, read_report
 from ascend import annotations, base_device_infos, deviceinfo, pod_devices
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import UNREADABLE, AscendError
-from ascend.kube.objects import ConfigMap, Node, Pod, Taint, read_object
+from ascend.kube.objects import ConfigMap, Node, OwnerReference, Pod, Taint, read_object
 from ascend.leaf_switches import read_switches
 from ascend.serving.frames import PREFACE, BrokenError
 from ascend.serving.http2 import Http2, Stream
@@ -113,10 +114,12 @@ def kueue_workload(data: bytes) -> None:
     workload = _object(first, Workload)
     workload.states({"chips"})
     workload.retries({"chips"})
-    for owner in OWNERS.values():
-        with suppress(*UNREADABLE, AscendError):
-            job = read_object(second, owner.type)
-            pods_of(workload, job, {}, {"ascend": FlavorSpec({"a": "b"}, ({"key": "c"},))})
+    job = _object(second, OwningJob)
+    for kind, version in OWNERS:
+        owners = (OwnerReference(version, kind, job.name, job.uid, controller=True),)
+        owned = replace(workload, metadata=replace(workload.metadata, owner_references=owners))
+        with suppress(AscendError):
+            pods_of(owned, job, {}, {"ascend": FlavorSpec({"a": "b"}, ({"key": "c"},))})
 
 
 @cache

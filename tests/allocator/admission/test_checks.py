@@ -373,6 +373,39 @@ async def test_pods_that_request_no_chips_are_admitted(tmp_path: Path) -> None:
         assert not allocator.app.ledger
 
 
+@pytest.mark.parametrize(
+    ("pods", "updates", "said"),
+    [
+        (10_001, [], "spec of Job default/job: Expected `int` <= 10000 - at `$.parallelism`"),
+        (1, "none", "podSetUpdates of an admission check: Expected `array`, got `str`"),
+    ],
+)
+async def test_a_workload_whose_pods_cannot_be_known_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: int, updates: object, said: str
+) -> None:
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    place = {"levels": ["rack"], "domains": [{"values": ["r"], "count": pods}]}
+    given = {"name": "main", "flavors": {}, "topologyAssignment": place}
+    other = {**OTHER, "podSetUpdates": updates}
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", pods, 8)
+        admission = {"clusterQueue": "q", "podSetAssignments": [given]}
+        await kueue.reserve("job", admission=admission, admissionChecks=[other, OWN])
+        while (own := (await kueue.status("job"))["admissionChecks"][1])["state"] == "Pending":
+            pass
+        assert own["state"] == "Retry"
+        assert own["message"] == f"the pods of workload default/job can't be known: {said}"
+        told = [event for event in await events_of(allocator) if event["regarding"]["kind"] == "Workload"]
+        assert [(event["reason"], event["note"]) for event in told] == [("InvalidRequest", own["message"])]
+        await kueue.withdraw("job")
+        await allocator.node("n0")  # the pods are asked about again, and other workloads are answered
+        await kueue.queue("next", 1, 8)
+        await kueue.reserve("next")
+        assert (await kueue.answer("next"))["state"] == "Ready"
+
+
 async def test_a_flavor_that_is_missing_is_waited_for(tmp_path: Path) -> None:
     async with answering(tmp_path) as (allocator, kueue):
         await kueue.check()

@@ -39,7 +39,7 @@ def workload(
 
 def job(kind: str, version: str, spec: str) -> Any:
     given = {"metadata": {"name": "train", "namespace": "default", "uid": "u"}, "spec": yaml.safe_load(spec)}
-    return msgspec.convert(given, OWNERS[kind, version].type)
+    return msgspec.json.decode(msgspec.json.encode(given), type=OWNERS[kind, version].type)
 
 
 def where(pods: list[Pod]) -> list[Mapping[str, str]]:
