@@ -1,8 +1,9 @@
 """Carries out ``npuctl kueue``: prints manifests, and writes nothing to the cluster.
 
 Kueue finds the places of nodes by their labels. The device plugin labels its Node with the SuperPod, MindCluster's also
-with the rack; nobody labels nodes with their leaf switch, which is in a ConfigMap. So absent labels are among the
-manifests: who applies them needs the right to patch nodes, and no program of the cluster does.
+with the rack; nobody labels nodes with their leaf switch, which is in a ConfigMap. So the labels of nodes are among the
+manifests: who applies them needs the right to patch nodes, and no program of the cluster does. All that are known are
+printed, also those that nodes have: a server may have moved, and server-side apply removes what a later manifest lacks.
 """
 
 from collections import defaultdict
@@ -47,9 +48,9 @@ async def run_kueue(source: Source, *, servers: bool) -> int:
             continue
         at, labels = allocator.cluster.index.topology.location(name), node.metadata.labels
         ids = {SUPER_POD_LABEL: at.super_pod, RACK_LABEL: at.rack, SWITCH_LABEL: at.switch}
-        if absent := {label: str(number) for label, number in ids.items() if number >= 0 and label not in labels}:
-            manifests.append(_manifest(NODES, name, labels=absent))
-            node = replace(node, metadata=replace(node.metadata, labels=labels | absent))
+        if known := {label: str(number) for label, number in ids.items() if number >= 0}:
+            manifests.append(_manifest(NODES, name, labels=known))
+            node = replace(node, metadata=replace(node.metadata, labels=labels | known))
         products[record.product.name].append(node)
     if not products:
         raise InvalidValue("there is no node with chips of a known product")

@@ -1,4 +1,4 @@
-"""``npuctl kueue``: the objects of Kueue for a cluster, and the labels that its nodes lack."""
+"""``npuctl kueue``: the objects of Kueue for a cluster, and the labels of its nodes."""
 
 import json
 from pathlib import Path
@@ -58,6 +58,16 @@ def test_nodes_get_the_label_of_their_leaf_switch(tmp_path: Path) -> None:
     labels = {made["metadata"]["name"]: made["metadata"]["labels"] for made in found if made["kind"] == "Node"}
     assert labels == {name: {"ascend-affinity.io/leaf-switch": str(number)} for number, name in enumerate("ab")}
     assert "Kueue leaves out nodes without label ascend-affinity.io/leaf-switch: c" in done.stderr
+
+
+def test_all_known_labels_are_printed_also_those_that_nodes_have(tmp_path: Path) -> None:
+    # Else a server that has moved keeps its number, and server-side apply removes what a later manifest lacks.
+    moved = super_pod_node(1, 0)
+    at = {"huawei.com/topotree.superpodid": "1", "ascend-affinity.io/leaf-switch": "0"}
+    moved["metadata"]["labels"] |= {**at, "ascend-affinity.io/leaf-switch": "7"}
+    moved["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.10"}]
+    found = manifests(tmp_path, [moved], "-f", str(SWITCHES))
+    assert found["Node", "1-0"]["metadata"]["labels"] == at
 
 
 def test_products_that_no_label_tells_apart_have_no_flavor(tmp_path: Path) -> None:
