@@ -106,8 +106,10 @@ class Plans(dict[str, Plan]):
             plan = self.get(name)
             if plan is None or plan.queued_s != queued_s:
                 continue  # the entry of an earlier plan of the same name
-            if plan.due_s <= now_s:
-                yield name
-            if self.get(name) is plan:
-                plan.queued_s = plan.due_s
-                heapq.heappush(self._queue, (plan.due_s, name))
+            try:
+                if plan.due_s <= now_s:
+                    yield name
+            finally:  # the caller may be cancelled in a pause
+                if self.get(name) is plan:
+                    plan.queued_s = plan.due_s
+                    heapq.heappush(self._queue, (plan.due_s, name))

@@ -266,6 +266,17 @@ def test_a_large_plan_that_has_expired_is_released_in_pieces_that_count_as_they_
     assert world.ledger.expired_total == 300
 
 
+def test_a_plan_whose_release_is_cancelled_is_released_later() -> None:
+    world, _ = _with_large_plan()
+    cancelled = world.ledger.expire_plans()
+    next(cancelled)
+    cancelled.close()
+    assert world.ledger
+    world.ledger.expire()
+    assert not world.ledger
+    assert "plan" not in world.ledger.plans
+
+
 def test_a_plan_that_is_used_while_it_is_released_lives_on() -> None:
     world, uids = _with_large_plan()
     dropping = world.ledger.expire_plans()
