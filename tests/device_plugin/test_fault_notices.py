@@ -240,10 +240,10 @@ async def test_a_pod_has_one_event_of_the_fault_of_its_chip_also_over_a_restart(
 
 
 async def test_a_pod_is_not_told_that_its_chip_is_silent(folder: Path) -> None:
-    async with whole_node(folder) as whole, whole.plugin(stale_s=0.3, scan_period_s=0.1) as plugin:
+    async with whole_node(folder) as whole, whole.plugin(stale_s=1.5, scan_period_s=0.1) as plugin:
         await whole.bind("train", 4, 5)
         await whole.claimed("train")
-        whole.node.edit_chip(5, delay_s=3.0)
+        whole.node.edit_chip(5, delay_s=5.0)
         await until(lambda: plugin.snapshots.value is not None and plugin.snapshots.value.unhealthy == 1 << 5)
         whole.node.edit_chip(4, fault_codes=[SEPARATE])
         while not (found := await events(whole)):
