@@ -136,8 +136,8 @@ class Allocations:
         """The last answer for each set of device ids, as the allocation to the pod that the call was taken for. It is
         kept until one of the ids is given again: the kubelet's ledger says which pod has the ids, and that pod has the
         chips that were given for them."""
-        self._shown: set[frozenset[int]] = set()
-        """The ids of answers that the kubelet's ledger has shown for the pod that the call was taken for."""
+        self._shown: dict[frozenset[int], str] = {}
+        """The uids of the pods for which the kubelet's ledger has shown the ids of answers."""
         self.unconfirmed: set[str] = set()
         """Uids of pods whose allocations have not been compared with the kubelet's ledger yet."""
         self.believed: set[str] = set()
@@ -164,7 +164,7 @@ class Allocations:
         """Add or replace an allocation by which a call for these device ids is answered."""
         ids = frozenset(kubelet_ids)
         self.answers = {given: answer for given, answer in self.answers.items() if not given & ids}
-        self._shown &= self.answers.keys()
+        self._shown = {given: uid for given, uid in self._shown.items() if given in self.answers}
         self.answers[ids] = allocation
         self.add(allocation)
         self.unconfirmed.add(allocation.uid)
@@ -172,16 +172,16 @@ class Allocations:
     def answers_to(self, uid: str) -> dict[frozenset[int], Allocation]:
         """Return the answers to calls that may have been for the pod with this uid, by device ids.
 
-        An answer is left out if the kubelet's ledger has shown its ids for the pod that the call was taken for: if
-        another pod has these ids since, another device plugin has given them.
+        An answer is left out if the kubelet's ledger has shown its ids for another pod: if this one has them since,
+        another device plugin has given them.
         """
-        return {ids: answer for ids, answer in self.answers.items() if answer.uid == uid or ids not in self._shown}
+        return {ids: answer for ids, answer in self.answers.items() if self._shown.get(ids, uid) == uid}
 
     def confirm(self, allocation: Allocation) -> None:
         """Note that the kubelet's ledger has what a pod was given, for this pod."""
         self.unconfirmed.discard(allocation.uid)
         ids = {frozenset(part.kubelet_ids) for part in allocation.parts}
-        self._shown |= {given for given in ids & self.answers.keys() if self.answers[given].uid == allocation.uid}
+        self._shown |= dict.fromkeys(ids & self.answers.keys(), allocation.uid)
 
     def add(self, allocation: Allocation) -> None:
         """Add or replace an allocation that is what the kubelet's ledger shows."""

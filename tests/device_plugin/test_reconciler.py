@@ -12,7 +12,7 @@ from ascend.kube.objects import PODS, Pod
 from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import PodResources, read_ledger
 from device_plugin.ledger.adoption import adopt
-from device_plugin.ledger.allocations import Allocation, ContainerPart
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.node_pods import NodePod, read_pod
 from device_plugin.pods import reconciler as reconcile_module
 from tests.device_plugin.api import running, until
@@ -281,6 +281,20 @@ def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
     assert [(part.container, part.chips) for part in truth.parts] == [("left", (6, 7)), ("right", (3,))]
     restored = adopt(swapped, {"left": (0, 1), "right": (2,)}, answers, admitted=True)
     assert [(part.container, part.chips) for part in restored.parts] == [("left", (0, 1)), ("right", (2,))]
+
+
+def test_answers_of_crossed_pods_are_those_of_the_pods_that_the_kubelet_shows() -> None:
+    allocations = Allocations()
+    given = {
+        uid: ContainerPart("main", keeps=True, chips=ids, kubelet_ids=ids) for uid, ids in (("a", (0,)), ("b", (1,)))
+    }
+    for uid, part in given.items():
+        allocations.give(Allocation.of_parts(uid, f"default/{uid}", part.chips, (part,)), part.kubelet_ids)
+    assert allocations.answers_to("b").keys() == {frozenset({0}), frozenset({1})}
+    # The call that was taken for a was b's.
+    allocations.confirm(Allocation.of_parts("b", "default/b", (0,), (given["a"],)))
+    assert allocations.answers_to("b").keys() == {frozenset({0}), frozenset({1})}
+    assert allocations.answers_to("a").keys() == allocations.answers_to("later").keys() == {frozenset({1})}
 
 
 def test_a_pod_whose_calls_were_taken_for_anothers_holds_what_its_init_container_had() -> None:
