@@ -11,7 +11,7 @@ from urllib.parse import quote
 from tests.cluster import binaries, images
 from tests.cluster.api import Server, free_ports
 from tests.cluster.control_plane import FEATURE_GATES, ControlPlane
-from tests.cluster.processes import Process
+from tests.cluster.processes import Process, wait_until
 
 KUBELET_FOLDER: Final = Path("/var/lib/kubelet")
 
@@ -204,6 +204,19 @@ class Node:
             HTTPError: the container does not exist.
         """
         return self.server.request("GET", f"/containerLogs/{namespace}/{pod}/{container}").decode()
+
+    def wait_for_output(self, pod: str, text: str, *, namespace: str = "default") -> None:
+        """Wait until a container has printed exactly `text`: a pod is Running before its program's first line.
+
+        Raises:
+            ClusterError: the output is another one when time is up; the error shows it.
+        """
+        wait_until(
+            lambda: self.container_logs(pod, namespace=namespace) == text,
+            timeout_s=_READY_S,
+            what=f"{pod} has printed {text!r}",
+            tail=lambda: f"; printed so far: {self.container_logs(pod, namespace=namespace)!r}",
+        )
 
     def make_device_nodes(self, names: Iterable[str]) -> Path:
         """Create device nodes in `<folder>/dev`, and return that folder."""

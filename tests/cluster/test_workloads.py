@@ -18,7 +18,6 @@ from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import STAY, pod
 from tests.cluster.nodes import KUBELET_FOLDER, Node
-from tests.cluster.processes import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
 
@@ -29,11 +28,7 @@ def test_environment_output_and_devices_of_a_running_pod_can_be_read(cluster: Cl
     command = ["sh", "-c", f"echo hello from $0; {STAY}", "inside"]
     cluster.api.create(pod("p", command=command, namespace=kube_namespace))
     node = cluster.node(cluster.wait_for_pod("p", namespace=kube_namespace)["spec"]["nodeName"])
-
-    def has_written() -> bool:
-        return node.container_logs("p", namespace=kube_namespace) == "hello from inside\n"
-
-    wait_until(has_written, timeout_s=10, what="the container has written its line")
+    node.wait_for_output("p", "hello from inside\n", namespace=kube_namespace)
     assert "PATH=/bin" in node.exec("p", ["env"], namespace=kube_namespace).splitlines()
     assert "null" in node.exec("p", ["ls", "/dev"], namespace=kube_namespace).split()
 

@@ -89,7 +89,7 @@ def test_the_example_gets_its_chips_under_the_charts_identities(
     assert len(chips) == 2
     assert set(chips) == set(parse_names(annotations[RESOURCE]))
     node = cluster.node(placed["spec"]["nodeName"])
-    assert node.container_logs("two-chips") == f"chips: {','.join(map(str, chips))}\n"
+    node.wait_for_output("two-chips", f"chips: {','.join(map(str, chips))}\n")
     for node in cluster.nodes:
         cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/{config_map_name(node.name)}")
         assert BASE_DEVICE_INFOS in cluster.api.get(f"/api/v1/nodes/{node.name}")["metadata"]["annotations"]
