@@ -89,11 +89,15 @@ class FaultWatch:
         if not faulty and not sub_healthy:
             return Extent()
         nodes_of = {zone: set[str]() for name in self._lost_s if (zone := self._zone(name)) is not None}
-        turn, counted = Turn(), set[str]()
+        turn, counted, used = Turn(), set[str](), set[str]()
         for name, record in list(self._cluster.nodes.items()):
             await turn.share()
-            if self._counts(record):
-                counted.add(name)
+            has_pods = any(uid in self._cluster.pods for uid in record.holdings)
+            # Cordoned nodes are known to be out of use; but their pods run on, and must not end with a network either.
+            if has_pods or (record.product is not None and not _is_cordoned(record)):
+                used.add(name)
+                if not _is_cordoned(record):
+                    counted.add(name)
             if nodes_of and (zone := self._zone(name)) in nodes_of:
                 nodes_of[zone].add(name)
             enough = 2 * max(len(faulty), len(sub_healthy))
@@ -102,11 +106,12 @@ class FaultWatch:
         dark: dict[Zone, str] = {}
         for zone, names in nodes_of.items():
             # A server alone in its zone is no zone: then the other nodes there tell whether that is dark.
-            group = names & counted if len(names & counted) > 1 else names
+            group = names & used if len(names & used) > 1 else names
             if (why := why_dark(zone[1], len(group & self._lost_s.keys()), len(group))) is not None:
                 dark[zone] = why
         return Extent(
-            too_many_faults(len(counted & faulty), len(counted), share),
+            too_many_faults(len(counted & faulty), len(counted), share)
+            or too_many_faults(len(used & faulty), len(used), 1.0),
             too_many_faults(len(counted & sub_healthy), len(counted), share, "are sub-healthy"),
             dark,
         )
@@ -196,15 +201,6 @@ class FaultWatch:
         since_s = {key: before.get(key, first_s) for key in _keys(faults)}
         self._seen[name] = _Seen(faults, since_s, _lasting(faults, since_s, now_s))
 
-    def _counts(self, record: NodeRecord) -> bool:
-        """Whether a node has chips, or pods that use some: chips still held on a node that is gone don't count.
-
-        A node that an operator has cordoned is known to be out of use.
-        """
-        if record.node is not None and record.node.spec.unschedulable:
-            return False
-        return record.product is not None or any(uid in self._cluster.pods for uid in record.holdings)
-
     def _on_pod(self, pod: Pod) -> None:
         failed = pod.status.phase == "Failed" or pod.metadata.labels.get(FAULT_TYPE) == "Separate"
         if failed and pod.spec.node_name and pod.requests_chips and not pod.is_terminating:
@@ -214,6 +210,11 @@ class FaultWatch:
 
     def _on_deletion(self, pod: Pod) -> None:
         self._failed.pop(pod.uid, None)
+
+
+def _is_cordoned(record: NodeRecord) -> bool:
+    """Whether an operator has said that a node is out of use."""
+    return record.node is not None and record.node.spec.unschedulable
 
 
 def _keys(faults: NodeFaults) -> Iterator[str | int]:

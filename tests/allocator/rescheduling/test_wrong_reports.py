@@ -92,6 +92,22 @@ async def test_pods_stay_while_more_than_half_of_the_nodes_look_faulty(
         assert len(stage.said) == faulty
 
 
+@pytest.mark.parametrize(
+    ("nodes", "cordoned", "used", "goes"),
+    [(3, 3, 3, False), (10, 6, 6, False), (10, 6, 3, True), (10, 5, 5, True), (1, 1, 1, False)],
+)
+async def test_cordoned_nodes_with_pods_count_for_the_half(nodes: int, cordoned: int, used: int, *, goes: bool) -> None:
+    """A rolling upgrade cordons nodes whose pods run on: they go dark together if it goes wrong."""
+    stage = singles(used)
+    stage.world.add(*(node(f"n{number}") for number in range(1, nodes + 1)))
+    dark = range(1, cordoned + 1)
+    stage.world.add(*(node(f"n{number}", cordoned=True) for number in dark))
+    await stage.look()
+    stage.world.add(*(node(f"n{number}", cordoned=True, ready=False) for number in dark))
+    await stage.look()
+    assert bool(await stage.look(60.0)) is goes
+
+
 async def test_pods_that_another_program_deletes_are_not_marked_while_too_many_nodes_look_faulty() -> None:
     stage = singles(3, "external-force")
     stage.world.add(*(lost(f"n{number}") for number in (1, 2, 3)))
