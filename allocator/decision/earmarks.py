@@ -45,8 +45,9 @@ from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn, at_once
 
 PATIENCE_S: Final = 120.0
-"""How long nodes stay earmarked on which the job fits, without being placed: it may lack something else. For how long
-others come first then is in ``decision/setbacks.py``."""
+"""How long nodes stay earmarked on which the job fits, without being placed: it may lack something else. The same of a
+job that fits on some of them only, if its scheduler refuses it there. For how long others come first then is in
+``decision/setbacks.py``."""
 
 MORE_S: Final = 24 * 3600.0
 """After this time as the first a job has twice as many nodes, after twice this time four times as many, and so on: the
@@ -119,6 +120,7 @@ class Earmarks:
         """The time for which free chips were kept for the jobs of a namespace, in chip-seconds."""
         self._wake = asyncio.Event()
         self._prune = gangs.prune
+        self._obstacles = gangs.obstacles
         if share > 0:
             self._waiting.follow()
 
@@ -349,7 +351,7 @@ class Earmarks:
         index = self._cluster.index
         for name, chips in current.items():
             entry = index.entries.get(name)
-            is_free = isinstance(entry, Bucket) and not chips & ~(entry.vacancy.free | entry.vacancy.kept)
+            is_free = isinstance(entry, Bucket) and not chips & ~_unused(entry)
             if is_free and chips.bit_count() == need.request.chips and self._admits(name, need):
                 return dict(current)
             fit = judge(entry.vacancy.unkept or entry.vacancy, need.request) if isinstance(entry, Bucket) else None
@@ -391,7 +393,7 @@ class Earmarks:
         """Whether a job has not used free chips for long; then others come first for some time."""
         if need.owner != self._owner:
             return False
-        if any(self._is_in_use(*each) for each in chips.items()):
+        if any(self._is_in_use(*each) for each in chips.items()) and not self._is_refused_on(need, chips):
             self._drained_s = None
             return False
         if self._drained_s is None:
@@ -400,6 +402,13 @@ class Earmarks:
             return False
         self.setbacks.in_vain(need.job)
         return True
+
+    def _is_refused_on(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
+        """Whether the scheduler of a job refuses a node whose kept chips are all free."""
+        if not self._obstacles.is_refused(need.pod):
+            return False
+        entries = ((self._cluster.index.entries.get(name), kept) for name, kept in chips.items())
+        return any(isinstance(entry, Bucket) and not kept & ~_unused(entry) for entry, kept in entries)
 
     def _is_in_use(self, name: str, chips: ChipSet) -> bool:
         """Whether pods hold some of these chips; the seats of gangs that have not started don't count."""
@@ -410,7 +419,7 @@ class Earmarks:
             seat = self._ledger.get(uid)
             if seat is not None and seat.stage in WAITING:
                 chips &= ~take.chip_set
-        return bool(chips & ~(entry.vacancy.free | entry.vacancy.kept))
+        return bool(chips & ~_unused(entry))
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:
         for name in chips:
@@ -422,3 +431,8 @@ class Earmarks:
     def _ends_s(self, uid: str, now_s: float) -> float:
         pod = self._cluster.pods.get(uid)
         return self._cluster.jobs.end_of(pod, now_s) if pod is not None else math.inf
+
+
+def _unused(entry: Bucket) -> ChipSet:
+    """The chips without a pod, kept or not."""
+    return entry.vacancy.free | entry.vacancy.kept

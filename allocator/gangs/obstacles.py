@@ -14,6 +14,7 @@ tries: its scheduler does not run, or holds the pod back by a rule of its own.
 import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from allocator.rules.job import JobKey
@@ -141,6 +142,15 @@ class Obstacles:
                 if spare < 0:
                     return refused(pod, verdict)
         return self.untried(job) if job.key in self._tried_s and not for_ever else None
+
+    def is_refused(self, pod: Pod) -> bool:
+        """Whether the scheduler's own filters refuse a pod everywhere; for a gang, any pod that the minimum needs."""
+        job, now_s = self._cluster.jobs.job_of(pod), self._ledger.monotonic()
+        refused = self._refused.get(job.key, {})
+        if not job.is_gang:
+            return pod.uid in refused and self._counts(pod.uid, refused[pod.uid][0], now_s)
+        certain = (uid for uid, (verdict, _) in refused.items() if self._counts(uid, verdict, now_s))
+        return next(islice(certain, job.present - job.min_available, None), None) is not None
 
     def untried(self, job: Job, *, for_s: float = SKIPPED_S) -> str | None:
         """Which pod that the minimum of a job needs its scheduler does not try, a part of a sentence.

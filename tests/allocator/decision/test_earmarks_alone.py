@@ -174,6 +174,24 @@ def test_a_pod_that_does_not_use_free_chips_lets_others_pass() -> None:
     assert places(world, late("other", 8)) == "n0"
 
 
+NO_CPU_WHERE_CHIPS_ARE = "0/3 nodes are available: 3 Insufficient cpu, 1 Insufficient huawei.com/Ascend910."
+ASKED = "0/3 nodes are available: 1 Insufficient huawei.com/Ascend910, 2 GangDoesNotFit: 2 pods fit at once."
+
+
+@pytest.mark.parametrize(("verdict", "is_kept"), [(NO_CPU_WHERE_CHIPS_ARE, False), (CHIPS, False), (ASKED, True)])
+def test_a_gang_that_is_refused_where_chips_are_free_lets_others_pass_although_it_lacks_others(
+    verdict: str, *, is_kept: bool
+) -> None:
+    """Two nodes are free, and its scheduler asks for none of its pods: it lacks something else there."""
+    world = world_of(3, holder("runs", "n1", [0]), *(refused(each, verdict) for each in gang("big", 3)))
+    assert not places(world, late("any-0", 8))
+    assert kept_for(world) == ["job default/big"]
+    for _ in range(round(PATIENCE_S / 10) + 2):
+        world.now_s += 10.0
+        world.engine.filter(late("any", 1))
+    assert bool(places(world, late("any-1", 8))) is not is_kept
+
+
 def test_the_pods_that_can_not_be_placed_do_not_keep_others_from_chips() -> None:
     never = {"no": "node"}
     impossible = [refused(pod(f"never-{number}", 8, since=OLD, selector=never), CHIPS) for number in range(100)]
