@@ -5,6 +5,7 @@ See docs/spec/node-report.md#node-annotations.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,8 @@ from ascend.vnpus import Vnpu, parse_vnpu
 
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
+_MOST_DEVICES: Final = 1_024
+"""So many names are read, several times what a server has: who may write a Node must not keep the allocator busy."""
 
 
 class ChipAddress(msgspec.Struct, frozen=True):
@@ -69,14 +72,18 @@ def read_base_device_infos(text: str) -> BaseDeviceInfos:
     """The chips of a node from its annotation. An invalid entry loses at most its chip, never the node.
 
     Raises:
-        InvalidValue: the annotation is not a JSON object of objects.
+        InvalidValue: the annotation is not a JSON object of objects, or has too many of them.
     """
     try:
+        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if len(entries) > _MOST_DEVICES:
+            sentence = f"{len(entries):,} devices, more than {_MOST_DEVICES:,}"
+            raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {sentence}")
         try:
             addresses = msgspec.json.decode(text, type=dict[str, ChipAddress])
             return BaseDeviceInfos({parse_chip_name(name): address for name, address in sorted(addresses.items())})
         except (msgspec.ValidationError, InvalidValue):
-            return _read_entries(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
+            return _read_entries(entries)
     except UNREADABLE as error:
         raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
 

@@ -116,6 +116,11 @@ def test_room_is_limited_by_the_kubelets_allocatable_chips() -> None:
     assert world.vacancy().room == 2
 
 
+def devices(prefix: str, count: int) -> str:
+    """An annotation with many names: each takes tens of microseconds to read, at each change of the Node."""
+    return json.dumps({f"{prefix}{number}": {} for number in range(count)})
+
+
 @pytest.mark.parametrize(
     ("each", "reason", "words"),
     [
@@ -123,6 +128,9 @@ def test_room_is_limited_by_the_kubelets_allocatable_chips() -> None:
         (node("n1", infos="{"), Reason.INVALID_REPORT, "baseDeviceInfos"),
         (node("n1", infos='{"Ascend310P-0":{}}'), Reason.NOT_AN_NPU_NODE, "names no Ascend910 chip: Ascend310P-0"),
         (node("n1", chips=range(9)), Reason.UNKNOWN_PRODUCT, "Ascend910-8"),
+        (node("n1", infos=devices("Ascend910-", 1_025)), Reason.INVALID_REPORT, "1,025 devices, more than 1,024"),
+        (node("n1", infos=devices("Ascend310-", 1_025)), Reason.INVALID_REPORT, "1,025 devices, more than 1,024"),
+        (node("n1", infos=devices("Ascend310-", 1_024)), Reason.NOT_AN_NPU_NODE, "names no Ascend910 chip"),
         (node("n1", labels={"accelerator": "huawei-Ascend310"}), Reason.UNKNOWN_PRODUCT, "huawei-Ascend310"),
         (node("n1", ready=False), Reason.NODE_NOT_READY, "n1"),
         (node("n1", cordoned=True), Reason.NODE_CORDONED, "n1"),
