@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -224,13 +223,3 @@ async def test_settings_are_read_again_while_the_node_object_is_missing(folder: 
         running.send(signal.SIGHUP)
         await running.logs("applied changed settings")
         assert running.logged[-1]["stale_s"] == "20.0"
-
-
-def test_the_daemon_imports_nothing_for_terminals() -> None:
-    command = [sys.executable, "-X", "importtime", "-c", "from device_plugin.cli import main; main()", "run", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert loaded >= {"aiohttp.connector", "device_plugin.app", "grpc.aio", "structlog.dev"}
-    # An import that is blocked is listed as well, but nothing below it.
-    assert [name for name in loaded if name.startswith(("rich.", "pygments.", "typer.", "kubernetes."))] == []

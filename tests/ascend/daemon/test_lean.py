@@ -40,6 +40,23 @@ def test_everything_can_be_imported_after_the_block(monkeypatch: pytest.MonkeyPa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("program", ["allocator", "device_plugin"])
+def test_a_program_imports_nothing_for_terminals_and_no_authorities(program: str) -> None:
+    start = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(sys.modules['aiohttp'].connector._SSL_CONTEXT_VERIFIED.cert_store_stats()))\n"
+        f"from {program}.cli import main; main()"
+    )
+    command = [sys.executable, "-X", "importtime", "-c", start, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("{'x509': 0, 'crl': 0, 'x509_ca': 0}\n")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert loaded >= {"aiohttp.connector", f"{program}.app", "grpc.aio", "structlog.dev"}
+    # An import that is blocked is listed as well, but nothing below it.
+    assert [name for name in loaded if name.startswith(("rich.", "pygments.", "typer.", "kubernetes."))] == []
+
+
 def test_a_failed_import_restores_the_state() -> None:
     __import__("rich")
     with pytest.raises(ModuleNotFoundError), lean_imports():
