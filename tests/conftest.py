@@ -1,8 +1,9 @@
 """Shared by all tests: the event loop of synchronous tests, and the hypothesis profiles."""
 
 import asyncio
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,17 @@ def no_stray_event_loop() -> Iterator[None]:
     asyncio.set_event_loop(None)
     yield
     asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the tests and their modules out of garbage collections: all stay, and each walk of them takes 0.3 s."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -179,7 +179,9 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str 
         merged = KubeConfigMerger(paths).config
         chosen = _with(merged, context, cluster, user) if cluster or user else context
         await KubeConfigLoader(merged, active_context=chosen, config_base_path=None).load_and_set(loaded)
-        tls = _tls(loaded)
+        url = str(loaded.host)
+        proxy = loaded.proxy or _environment_proxy(urlsplit(url))
+        tls = _tls(loaded, url, proxy)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
         reason = _not_a_kubeconfig(files) or " ".join(str(error).split())
         raise InvalidValue(f"no usable access to the API server from {paths}: {reason}") from error
@@ -191,8 +193,6 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str 
         settings = cast("dict[str, dict[str, str]]", await loaded.auth_settings())
         return {setting["key"]: setting["value"] for setting in settings.values()}
 
-    url = str(loaded.host)
-    proxy = loaded.proxy or _environment_proxy(urlsplit(url))
     return Access(url, tls, headers, proxy, loaded.tls_server_name)
 
 
@@ -227,7 +227,9 @@ def _not_a_kubeconfig(files: Sequence[Path]) -> str | None:
     return None
 
 
-def _tls(loaded: "Configuration") -> ssl.SSLContext:
+def _tls(loaded: "Configuration", url: str, proxy: str | None) -> ssl.SSLContext:
+    if not any((address or "").startswith("https:") for address in (url, proxy)):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused: to read the system's authorities takes 50 ms of CPU
     tls = trusting(cafile=loaded.ssl_ca_cert, cadata=loaded.ca_cert_data)
     if loaded.cert_file:
         tls.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)

@@ -13,7 +13,7 @@ from device_plugin.driver.telemetry import Reading
 from device_plugin.reset import group_reset
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910a, ascend_910b, ascend_a3
-from tests.device_plugin.api import running, until
+from tests.device_plugin.api import running, sample, until
 from tests.device_plugin.test_telemetry import scrape, until_scraped
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 
@@ -83,11 +83,11 @@ async def node(folder: Path, make_fake: MakeFake, chips: list[FakeChip]) -> Asyn
 
 
 def resets(plugin: Plugin, result: str) -> float:
-    return plugin.metrics.registry.get_sample_value("ascend_dp_hot_resets_total", {"result": result}) or 0.0
+    return sample(plugin.metrics, "ascend_dp_hot_resets_total", {"result": result})
 
 
 def manual(plugin: Plugin) -> float:
-    return plugin.metrics.registry.get_sample_value("ascend_dp_chips_awaiting_manual_reset") or 0.0
+    return sample(plugin.metrics, "ascend_dp_chips_awaiting_manual_reset")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from sandbox.kubelet import Kubelet
+from tests.device_plugin.api import sample
 from tests.device_plugin.builders import snapshot
 
 if TYPE_CHECKING:
@@ -119,15 +120,13 @@ class Face:
         return sorted(self.directory.glob("ascend910-*.sock"))
 
     def registered(self, result: str) -> float:
-        return self.metrics.registry.get_sample_value("ascend_dp_registrations_total", {"result": result}) or 0.0
+        return sample(self.metrics, "ascend_dp_registrations_total", {"result": result})
 
     def preferred(self, result: str) -> float:
-        return (
-            self.metrics.registry.get_sample_value("ascend_dp_preferred_allocations_total", {"result": result}) or 0.0
-        )
+        return sample(self.metrics, "ascend_dp_preferred_allocations_total", {"result": result})
 
     def allocated(self, result: str) -> float:
-        return self.metrics.registry.get_sample_value("ascend_dp_allocations_total", {"result": result}) or 0.0
+        return sample(self.metrics, "ascend_dp_allocations_total", {"result": result})
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ async def test_cards_that_come_late_to_a_new_node_are_no_other_product_for_a_mom
 
 
 @EACH
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_cards_that_come_and_go_change_no_product_and_come_back(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, machine: Machine
 ) -> None:

@@ -25,7 +25,7 @@ from device_plugin.publish import reporter as report_module
 from device_plugin.publish.device_info_configmap import SIGNATURE
 from device_plugin.publish.readmission_labels import CHIPS
 from device_plugin.publish.report import make_report
-from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.api import NODE, running, sample, until
 from tests.device_plugin.builders import fault, judged_chip, snapshot
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -92,8 +92,7 @@ class Site:
 
     def counted(self, to: str, reason: str) -> float:
         labels = {"to": to, "reason": reason}
-        value = self.plugin.metrics.registry.get_sample_value("ascend_dp_health_transitions_total", labels)
-        return value or 0.0
+        return sample(self.plugin.metrics, "ascend_dp_health_transitions_total", labels)
 
 
 @pytest.fixture(autouse=True)

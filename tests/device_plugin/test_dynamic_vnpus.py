@@ -25,7 +25,7 @@ from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.reset.steps import obstacles
 from sandbox.cluster import SandboxCluster, pod_manifest
-from tests.device_plugin.api import NODE, running, seen, until
+from tests.device_plugin.api import NODE, running, sample, seen, until
 from tests.device_plugin.test_probes import answers
 from tests.device_plugin.test_succession import is_registered
 from tests.device_plugin.whole import Whole
@@ -53,7 +53,7 @@ async def plugin_on(whole: Whole, healthy: int | None = CORES, **changes: Any) -
 
     def is_watched() -> bool:
         # The kubelet may still offer what an earlier plugin sent.
-        return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
+        return bool(sample(plugin.metrics, "ascend_dp_last_list_sent_timestamp_seconds"))
 
     async with running(plugin.run()) as task:
         await until(lambda: task.done() or (is_watched() and healthy in {None, healthy_cores(whole)}), timeout_s=30.0)

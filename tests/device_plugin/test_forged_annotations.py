@@ -207,7 +207,7 @@ async def test_somebody_who_writes_again_and_again_is_answered_less_and_less_oft
         books.show(RIGHT)
         due_in_s = books.show({**RIGHT, ALLOCATED: ALL})
         assert due_in_s is not None
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
     assert 8 < len(books.written) < 50
     assert books.told[0] == (
         "the annotation huawei.com/Ascend910 does not say what the pod was given, Ascend910-0: put right, and without "

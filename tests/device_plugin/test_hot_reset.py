@@ -15,7 +15,7 @@ from ascend.kube.objects import EVENTS, NODES, PODS
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.reset import group_reset
-from tests.device_plugin.api import NODE, until
+from tests.device_plugin.api import NODE, sample, until
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 
 RESTART = "80A18008"  # RestartNPU
@@ -40,7 +40,7 @@ async def node(folder: Path, *, mode: str = "on", how: SimulatedReset = QUICK) -
 
 
 def resets(plugin: Plugin, result: str) -> float:
-    return plugin.metrics.registry.get_sample_value("ascend_dp_hot_resets_total", {"result": result}) or 0.0
+    return sample(plugin.metrics, "ascend_dp_hot_resets_total", {"result": result})
 
 
 def unhealthy(whole: Whole) -> set[str]:

@@ -13,7 +13,7 @@ from device_plugin import app as app_module
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.settings import Settings
-from tests.device_plugin.api import running, until
+from tests.device_plugin.api import running, sample, until
 from tests.device_plugin.test_telemetry import by_chip, scrape, until_scraped
 from tests.device_plugin.whole import Whole, as_given, whole_node
 
@@ -29,7 +29,7 @@ def write(path: Path, whole: Whole, **changes: object) -> None:
 
 
 def count(plugin: Plugin, result: str) -> float:
-    return plugin.metrics.registry.get_sample_value("ascend_dp_settings_reloads_total", {"result": result}) or 0.0
+    return sample(plugin.metrics, "ascend_dp_settings_reloads_total", {"result": result})
 
 
 async def test_a_changed_file_changes_injection_and_recovery(folder: Path) -> None:

@@ -17,7 +17,7 @@ from device_plugin.pods.reconciler import Reconciler
 from device_plugin.serving import succession
 from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.succession import distinguishes_plugins
-from tests.device_plugin.api import running, until
+from tests.device_plugin.api import running, sample, until
 from tests.device_plugin.node import Lapses
 from tests.device_plugin.test_probes import answers, ask
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
@@ -44,7 +44,7 @@ async def ended(task: "asyncio.Task[None]") -> None:
 
 
 def is_registered(plugin: Plugin) -> bool:
-    return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
+    return bool(sample(plugin.metrics, "ascend_dp_last_list_sent_timestamp_seconds"))
 
 
 async def test_an_instance_that_stands_by_is_started_but_not_ready(folder: Path) -> None:

@@ -18,7 +18,7 @@ from ascend.slices import ContainerKind, ContainerRequest
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
-from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.api import NODE, running, sample, until
 
 
 def as_given(settings: Settings) -> dict[str, object]:
@@ -146,7 +146,7 @@ class Whole:
 
 def _is_watched(plugin: Plugin) -> bool:
     # The kubelet may still offer what an earlier plugin sent.
-    return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
+    return bool(sample(plugin.metrics, "ascend_dp_last_list_sent_timestamp_seconds"))
 
 
 def written(pod: Pod, key: str) -> ChipSet:

@@ -19,7 +19,7 @@ async def _own() -> Mapping[str, str]:
     return {"Authorization": "Bearer own"}
 
 
-ACCESS = Access("https://own:6443", ssl.create_default_context(), _own)
+ACCESS = Access("https://own:6443", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), _own)
 
 
 def applied(overrides: Overrides) -> tuple[str, Mapping[str, str]]:

@@ -62,7 +62,7 @@ async def test_retry_after_is_parsed_strictly_and_limited(header: str, waits_s: 
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
         url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-        async with KubeClient(Access(url, ssl.create_default_context(), anonymous)) as client:
+        async with KubeClient(Access(url, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), anonymous)) as client:
             with pytest.raises(ApiError) as refused:
                 await client.get(PODS, "one", "default")
     assert refused.value.retry_after_s == waits_s
@@ -195,7 +195,7 @@ async def test_a_binding_that_a_proxy_redirects_to_its_login_page_is_not_made(st
     app.router.add_route("*", "/{path:.*}", redirect)
     async with (
         serve_http(app, "127.0.0.1:0") as address,
-        KubeClient(Access(f"http://{address}", ssl.create_default_context(), token)) as client,
+        KubeClient(Access(f"http://{address}", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), token)) as client,
     ):
         with pytest.raises(ApiError) as refused:
             await client.bind(namespace="default", name="pod", uid="u", node="n1", annotations={})
@@ -225,7 +225,7 @@ async def rejecting(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with serve_http(app, "127.0.0.1:0") as address:
-        access = Access(f"http://{address}", ssl.create_default_context(), token)
+        access = Access(f"http://{address}", ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), token)
         async with KubeClient(access, load) as client:
             yield client
 

@@ -71,6 +71,33 @@ async def test_a_context_cluster_or_user_is_never_that_of_the_service_account(
     assert (await load_access()).url == "https://[fd00::1]:443"
 
 
+@pytest.mark.parametrize(
+    ("server", "proxy", "authorities"),
+    [
+        ("http://127.0.0.1:8001", None, 0),
+        ("http://127.0.0.1:8001", "http://proxy:3128", 0),
+        ("http://127.0.0.1:8001", "https://proxy:3128", 1),
+        ("https://127.0.0.1:6443", None, 1),
+    ],
+)
+async def test_the_systems_authorities_are_read_only_for_connections_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, proxy: str | None, authorities: int
+) -> None:
+    (tmp_path / "authorities.pem").write_text(_any_authority())
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities.pem"))
+    target = {"server": server} | ({} if proxy is None else {"proxy-url": proxy})
+    config = {
+        "current-context": "only",
+        "contexts": [{"name": "only", "context": {"cluster": "one", "user": "nobody"}}],
+        "clusters": [{"name": "one", "cluster": target}],
+        "users": [{"name": "nobody", "user": {}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    access = await load_access(str(tmp_path / "config"))
+    assert (access.url, access.proxy) == (server, proxy)
+    assert access.tls.cert_store_stats()["x509"] == authorities
+
+
 async def test_an_unreadable_token_is_not_replaced(authority: Path) -> None:
     now_s = 1000.0
     access = await load_access(monotonic=lambda: now_s)
