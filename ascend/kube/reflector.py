@@ -22,7 +22,7 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic
 
 import msgspec
@@ -43,8 +43,6 @@ PAGE_BYTES = 16 * 1024 * 1024
 _TURN_BYTES = 2 * 1024 * 1024
 """About so much is asked for in a page: finding its objects takes a few milliseconds."""
 _SMALLER, _LARGER = 8, 2
-_STEP = 1024
-"""After so many known objects other tasks may run."""
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
@@ -190,7 +188,7 @@ class Reflector(Generic[T]):
             done.set()
 
     async def _list(self) -> None:
-        present: dict[str, None] = {}  # the garbage collector does not walk it, however long the list is
+        missing = self._objects.copy()  # at once, in 3 ms for 131,000 objects; it is nearly empty when it is released
         changed: list[list[T]] = []
         version = token = ""
         size = max(PAGE_SIZE // 4, 1)  # the objects may be large
@@ -205,19 +203,19 @@ class Reflector(Generic[T]):
             for raw in page.items or ():
                 key = self._key_of_unchanged(raw)
                 if key is not None:
-                    present[key] = None
+                    missing.pop(key, None)
                 for obj in self._decode_items((raw,)) if key is None else ():
+                    missing.pop(obj.key, None)
                     if self._is_unkept(obj):
                         self._apply(obj)
                     else:
-                        present[obj.key] = None
                         new.append(obj)
                 await turn.share()
-            changed.append(sorted(new, key=_created))
+            changed.append(sorted(new, key=_created)[::-1])
             version, token = page.metadata.resource_version, page.metadata.continue_
             if not token:
                 break
-        await self._replace(present, changed, turn)
+        await self._replace(missing, changed, turn)
         if self._unkept is not None:
             self._unkept.list_ended()
         self._version = version
@@ -237,18 +235,12 @@ class Reflector(Generic[T]):
             else:
                 return body, max(min(size * _LARGER, PAGE_SIZE, size * _TURN_BYTES // len(body)), 1)
 
-    async def _replace(self, present: Collection[str], changed: Sequence[Sequence[T]], turn: Turn) -> None:
-        gone = list[T]()
-        for number, key in enumerate(list(self._objects), start=1):
-            if key not in present:
-                gone.append(self._objects[key])
-            if not number % _STEP:
-                await turn.share()
+    async def _replace(self, gone: Mapping[str, T], changed: list[list[T]], turn: Turn) -> None:
         # In the order of their creation, as on a watch.
-        for new in heapq.merge(*changed, key=_created):
+        for new in heapq.merge(*map(_drained, changed), key=_created):
             self._apply(new)
             await turn.share()
-        for old in gone:
+        for old in gone.values():
             self._delete(old)
             await turn.share()
 
@@ -361,3 +353,9 @@ class Reflector(Generic[T]):
 
 def _created(obj: KubeObject) -> str:
     return obj.metadata.creation_timestamp or ""
+
+
+def _drained(objects: list[T]) -> Iterator[T]:
+    """The objects from the last to the first; a long list would take milliseconds to release in one piece."""
+    while objects:
+        yield objects.pop()
