@@ -7,6 +7,7 @@ free. A pod's own reservation never counts against the pod.
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from heapq import merge
 from typing import Final
 
 from msgspec.structs import replace
@@ -203,7 +204,14 @@ class DecisionEngine:
             return on_settled(pod, settled, names)
         if resolved.gang is None:
             return (yield from self._explain(pod, resolved, names, None))
-        return (yield from self._filter_gang(pod, resolved, resolved.gang, None if candidates is None else names, seat))
+        try:
+            node = seat or self.gangs.preview(pod, resolved.chips, resolved.gang, candidates)
+        except Refusal as refusal:
+            return (yield from self._explain(pod, resolved, names, refusal.without_frames()))
+        elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
+        others = yield from self._explain(pod, resolved, names, elsewhere)
+        others.refused.pop(node, None)
+        return Filtered([node], others.refused)
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> list[Tier]:
         """The nodes on which a pod fits, best first. Arguments and exceptions are those of ``ranking``."""
@@ -226,22 +234,19 @@ class DecisionEngine:
             with suppress(Refusal):
                 return [Tier(1, 0, [seat or self.gangs.preview(pod, resolved.chips, resolved.gang, candidates)])]
             return []
-        tiers: dict[tuple[OrderKey, int], list[str]] = {}
-        allowed = self._choice.without_peers(pod, resolved, candidates)
-        names = list(dict.fromkeys(self.cluster.index.entries if allowed is None else allowed))
+        tiers: dict[tuple[OrderKey, int], list[list[str]]] = {}  # of each step
+        names = list(self.cluster.index.entries if candidates is None else dict.fromkeys(candidates))
         for first in range(0, len(names), _STEP):
-            index = self.cluster.view(Without.of(pod))
-            for name, verdict in index.verdicts(resolved.chips, names[first : first + _STEP]).items():
+            index, found = self.cluster.view(Without.of(pod)), dict[tuple[OrderKey, int], list[str]]()
+            some = self._choice.without_peers(pod, resolved, names[first : first + _STEP])
+            for name, verdict in index.verdicts(resolved.chips, some).items():
                 if not isinstance(verdict, Refusal):
-                    tiers.setdefault((verdict.key, verdict.score), []).append(name)
+                    found.setdefault((verdict.key, verdict.score), []).append(name)
+            for key, fitting in found.items():
+                tiers.setdefault(key, []).append(sorted(fitting))
             if len(names) > _STEP:
                 yield
-        ranked = list[Tier]()
-        for (_, score), fitting in sorted(tiers.items()):
-            ranked.append(Tier(len(ranked) + 1, score, sorted(fitting)))
-            if len(names) > _STEP:
-                yield
-        return ranked
+        return (yield from _ranked(tiers))
 
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node on which a pod fits, and how: best first, by name among equals; reserves nothing.
@@ -482,17 +487,17 @@ class DecisionEngine:
         """The job of a pod, if its pods are placed together or not at all; else None."""
         return self.cluster.jobs.gang(self.cluster.jobs.job_of(pod))
 
-    def _filter_gang(
-        self, pod: Pod, resolved: ResolvedRequest, gang: Job, candidates: list[str] | None, seat: str | None
-    ) -> Steps[Filtered]:
-        names = list(self.cluster.index.entries) if candidates is None else candidates
-        try:
-            node = seat or self.gangs.preview(pod, resolved.chips, gang, candidates)
-        except Refusal as refusal:
-            return (yield from self._explain(pod, resolved, names, refusal.without_frames()))
-        elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
-        others = yield from self._explain(pod, resolved, [name for name in names if name != node], elsewhere)
-        return Filtered([node], others.refused)
+
+def _ranked(tiers: dict[tuple[OrderKey, int], list[list[str]]]) -> Steps[list[Tier]]:
+    """The nodes of each key; sorting those of all steps at once could take tens of milliseconds."""
+    ranked = list[Tier]()
+    for (_, score), parts in sorted(tiers.items()):
+        ranked.append(Tier(len(ranked) + 1, score, []))
+        for number, name in enumerate(merge(*parts), start=1):
+            ranked[-1].nodes.append(name)
+            if not number % _STEP:
+                yield
+    return ranked
 
 
 def _finished(pod: Pod) -> Refusal:

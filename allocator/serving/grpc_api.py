@@ -102,10 +102,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             except Refusal as refusal:
                 filtered = Filtered([], dict.fromkeys(candidates or self._cluster.nodes, refusal))
             fitting = (pb.FilterResponse(nodes=names) for names in _pieces(filtered.fitting))
-            refused = (
-                pb.FilterResponse(refused={name: refusal_message(why) for name, why in nodes})
-                for nodes in _pieces(filtered.refused.items())
-            )
+            refused = map(_refused, _pieces(filtered.refused.items()))
             return await _serialized(chain(fitting, refused), turn)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> bytes:  # type: ignore[override] # serialized
@@ -207,7 +204,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 # For a pod of a gang only one node fits; with that as the only candidate its peers might not fit.
                 explained.node = filtered.fitting[0]
                 if len(filtered.fitting) > 1 and (
-                    tiers := await turn.share_between(self._engine.ranking(pod, filtered.fitting))
+                    tiers := await turn.share_between(self._engine.ranking(pod, candidates))
                 ):
                     explained.node = tiers[0].nodes[0]
         return explained
@@ -352,6 +349,15 @@ async def _serialized(parts: Iterable[pb.FilterResponse | pb.ScoreResponse], tur
         wire.append(part.SerializeToString())
         await turn.share()
     return b"".join(wire)
+
+
+def _refused(nodes: Iterable[tuple[str, Refusal]]) -> pb.FilterResponse:
+    names: dict[Refusal, list[str]] = {}
+    for name, refusal in nodes:
+        names.setdefault(refusal, []).append(name)
+    return pb.FilterResponse(
+        refused=[pb.RefusedNodes(refusal=refusal_message(refusal), nodes=some) for refusal, some in names.items()]
+    )
 
 
 def _explained(filtered: Filtered) -> Steps[pb.ExplainResponse]:

@@ -318,7 +318,7 @@ class _Load:
         pod = _pending(f"asks-{number}", 1)
         self._serve(pod)
         filtered, scored, explained = await self._ask(pod)
-        assert len(filtered.nodes) + len(filtered.refused) == len(self._names)
+        assert len(filtered.nodes) + sum(len(each.nodes) for each in filtered.refused) == len(self._names)
         assert scored.nodes[0].node == explained.node
 
     def preview_gang(self, count: int) -> Callable[[int], Awaitable[None]]:

@@ -40,12 +40,17 @@ def health_stub(channel: grpc.aio.Channel) -> Any:
     return health_pb2_grpc.HealthStub(cast("Any", channel))
 
 
+def reasons_of(filtered: pb.FilterResponse) -> dict[str, str]:
+    """Why each node is refused."""
+    return {name: some.refusal.reason for some in filtered.refused for name in some.nodes}
+
+
 async def test_a_pod_is_filtered_scored_reserved_and_bound(allocator: Allocator) -> None:
     await allocator.node("plain", npu=False)
     pod = ref(await allocator.pod("a", 4))
     filtered = await allocator.stub.Filter(pb.FilterRequest(pod=pod))
     assert sorted(filtered.nodes) == ["n1", "n2"]
-    assert filtered.refused["plain"].reason == Reason.NOT_AN_NPU_NODE
+    assert reasons_of(filtered) == {"plain": Reason.NOT_AN_NPU_NODE}
     scored = await allocator.stub.Score(pb.ScoreRequest(pod=pod, nodes=["n2", "n1"]))
     assert [(each.node, each.rank, each.score) for each in scored.nodes] == [("n1", 1, 256), ("n2", 1, 256)]
 
@@ -69,7 +74,9 @@ async def test_answers_for_many_nodes_are_serialized_in_pieces_between_turns(
 
     async def serialize(parts: Iterable[pb.FilterResponse | pb.ScoreResponse], turn: Turn) -> bytes:
         made = list(parts)
-        pieces.extend(len(part.nodes) + len(getattr(part, "refused", ())) for part in made)
+        for part in made:
+            refused = part.refused if isinstance(part, pb.FilterResponse) else ()
+            pieces.append(len(part.nodes) + sum(len(nodes.nodes) for nodes in refused))
         return await serialized(made, turn)
 
     pod, serialized = ref(await allocator.pod("a", 4)), grpc_api._serialized
@@ -79,8 +86,7 @@ async def test_answers_for_many_nodes_are_serialized_in_pieces_between_turns(
     monkeypatch.setattr("allocator.decision.engine._STEP", 8)
     filtered = await allocator.stub.Filter(pb.FilterRequest(pod=pod, nodes=["n1", *names]))
     assert list(filtered.nodes) == ["n1"]
-    assert {each.reason for each in filtered.refused.values()} == {Reason.UNKNOWN_NODE}
-    assert filtered.refused.keys() == set(names)
+    assert reasons_of(filtered) == dict.fromkeys(names, Reason.UNKNOWN_NODE)
     assert (max(pieces), sum(pieces)) == (8, 201)
     for number in range(20):
         await allocator.node(f"more-{number:02}")
@@ -136,7 +142,9 @@ async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(
     allocator: Allocator, count: int | None
 ) -> None:
     invalid = ref(await allocator.pod("invalid", 3))
-    assert (await allocator.stub.Filter(pb.FilterRequest(pod=invalid))).refused["n1"].reason == Reason.INVALID_REQUEST
+    filtered = await allocator.stub.Filter(pb.FilterRequest(pod=invalid))
+    assert reasons_of(filtered) == dict.fromkeys(("n1", "n2"), Reason.INVALID_REQUEST)
+    assert len(filtered.refused) == 1  # whatever the number of nodes, one sentence is sent
     assert not (await allocator.stub.Score(pb.ScoreRequest(pod=invalid))).nodes
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocator.stub.Allocate(pb.AllocateRequest(pod=invalid))
@@ -144,7 +152,8 @@ async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(
     assert str(refused.value.details()).startswith("InvalidRequest: ")
 
     none = ref(await allocator.pod("none", count))
-    assert (await allocator.stub.Filter(pb.FilterRequest(pod=none))).refused["n1"].reason == Reason.INVALID_REQUEST
+    filtered = await allocator.stub.Filter(pb.FilterRequest(pod=none))
+    assert reasons_of(filtered) == dict.fromkeys(("n1", "n2"), Reason.INVALID_REQUEST)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocator.stub.Allocate(pb.AllocateRequest(pod=none, bind=True))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -572,38 +572,17 @@ Global___FilterRequest: _TypeAlias = FilterRequest  # noqa: Y015
 class FilterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class RefusedEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        @_builtins.property
-        def value(self) -> Global___Refusal: ...
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: Global___Refusal | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     NODES_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def refused(self) -> _containers.MessageMap[_builtins.str, Global___Refusal]: ...
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedNodes]: ...
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[_builtins.str] | None = ...,
-        refused: _abc.Mapping[_builtins.str, Global___Refusal] | None = ...,
+        refused: _abc.Iterable[Global___RefusedNodes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -612,6 +591,32 @@ class FilterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FilterResponse: _TypeAlias = FilterResponse  # noqa: Y015
+
+@_typing.final
+class RefusedNodes(_message.Message):
+    """Nodes with the same refusal; others may follow with an equal one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        refusal: Global___Refusal | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedNodes: _TypeAlias = RefusedNodes  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
