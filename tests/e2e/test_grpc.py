@@ -49,8 +49,8 @@ async def test_pods_of_a_custom_scheduler_get_exactly_the_chips_from_grpc(world:
         pod, ref = await created(world, "four", 4)
         filtered = await once_known(world, lambda: stub.Filter(pb.FilterRequest(pod=ref)))
         assert list(filtered.nodes) == [second]
-        (refused,) = filtered.refused
-        assert (refused.nodes, refused.refusal.reason) == ([first], "RingTooSmall")
+        (others,) = filtered.refused
+        assert (list(others.nodes), others.refusal.reason) == ([first], "RingTooSmall")
         (best,) = (await stub.Score(pb.ScoreRequest(pod=ref))).nodes
         kept = await stub.Allocate(pb.AllocateRequest(pod=ref, nodes=[best.node]))
         assert (kept.node, kept.bound) == (second, False)
