@@ -187,7 +187,7 @@ class Extender:
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
             pod = await self._pods.find(args.pod.ref, version=args.pod.version)
-            if pod is None or not pod.requests_chips:
+            if pod is None or not pod.requests_chips or pod.spec.node_name:  # one that is resized has its chips
                 return _answer(PreemptionResult(args.victims))
             self._pods.require_served(pod)
             with self._journal.measure("preempt"):

@@ -56,6 +56,8 @@ class ControlPlane:
         self._audited = list(audited)
         self._feature_gates = (*FEATURE_GATES, *feature_gates)
         self._scheduler_gates = scheduler_gates
+        self.plugin_config: list[dict[str, Any]] = []
+        """Arguments of the scheduler's plugins; they take effect when it is started."""
         self._apis = apis
         self.admin_token = secrets.token_hex(16)
         self._authorization_mode = authorization_mode
@@ -141,6 +143,7 @@ class ControlPlane:
             "podInitialBackoffSeconds": initial_s,
             "podMaxBackoffSeconds": maximum_s,
             "extenders": [dict(extender) for extender in extenders or ()],
+            "profiles": [{"schedulerName": "default-scheduler", "pluginConfig": self.plugin_config}],
         }
         self._scheduler_configuration.write_text(json.dumps(configuration))
         self.scheduler.restart()
@@ -148,9 +151,12 @@ class ControlPlane:
 
     def pods_in_active_queue(self) -> int:
         """Return how many pods the scheduler is about to try, without the one it tries now."""
-        page = self._scheduler_api.request("GET", "/metrics").decode()
-        found = re.search(r'^scheduler_pending_pods\{queue="active"\} (\d+)$', page, re.MULTILINE)
+        found = re.search(r'^scheduler_pending_pods\{queue="active"\} (\d+)$', self.scheduler_metrics(), re.MULTILINE)
         return int(found[1]) if found is not None else 0
+
+    def scheduler_metrics(self) -> str:
+        """Return the page of the scheduler's metrics."""
+        return self._scheduler_api.request("GET", "/metrics").decode()
 
     @property
     def _scheduler_api(self) -> Server:

@@ -69,6 +69,8 @@ class Node:
         self.name = name
         self.status_period_s = 1
         """How often the kubelet updates its Node; it takes effect when the kubelet is started. Its default is 10."""
+        self.pod_cgroups = ""
+        """The cgroup below which the kubelet makes one for each pod from its next start on; empty for none."""
         self.folder = control_plane.namespace.folder / name
         self._control_plane = control_plane
         self._address = "127.0.0.1"
@@ -270,7 +272,8 @@ class Node:
             "failCgroupV1": False,
             "failSwapOn": False,
             "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": False,
+            "cgroupsPerQOS": bool(self.pod_cgroups),
+            "cgroupRoot": self.pod_cgroups,
             "enforceNodeAllocatable": [],
             "oomScoreAdj": 0,
             "evictionHard": dict.fromkeys(

@@ -1,7 +1,7 @@
 """Preemption with the real kube-scheduler while the allocator gates and nominates pods: neither disturbs the other."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -11,6 +11,7 @@ import pytest_asyncio
 from ascend.annotations import NOMINATED
 from ascend.errors import Conflict
 from ascend.kube.objects import PODS
+from tests.cluster.binaries import MINOR
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_main_job import check_hand_over
@@ -19,6 +20,26 @@ from tests.e2e.world import Setup, World
 pytestmark = pytest.mark.real
 
 _PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (),
+        pytest.param(
+            ("SchedulerAsyncAPICalls",),
+            marks=[pytest.mark.long, pytest.mark.skipif(MINOR < 34, reason="this gate came with 1.34")],
+        ),
+    ],
+    ids=["calls that wait", "asynchronous calls"],
+)
+def cluster(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Cluster]:
+    """The shared cluster, or one whose kube-scheduler has gates."""
+    if not request.param:
+        yield cluster
+        return
+    with Cluster(2, scheduler_gates=request.param) as own:
+        yield own
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -132,6 +132,18 @@ async def test_a_pod_without_chips_passes_every_verb(allocator: Allocator, count
     assert await allocator.bind(pod, "plain") == ""
 
 
+async def test_nobody_is_evicted_for_the_chips_of_a_bound_pod(allocator: Allocator) -> None:
+    # With the gate InPlacePodVerticalScalingSchedulerPreemption kube-scheduler preempts for a resize that lacks CPU.
+    await allocator.node("n1")
+    others = await allocator.pod("others", 4)
+    pod = await allocator.pod("a", 4, priority=9)
+    for placed in (others, pod):
+        assert await allocator.schedule(placed, ["n1"]) == "n1"
+    victims = {"n1": {"Pods": [{"UID": "has-cpu"}], "NumPDBViolations": 0}}
+    call = {"Pod": await allocator.read("a"), "NodeNameToMetaVictims": victims}
+    assert await allocator.post("preempt", call) == {"NodeNameToMetaVictims": victims}
+
+
 async def test_a_refused_bind_returns_the_reason(allocator: Allocator) -> None:
     await allocator.node("n1")
     pod = await allocator.pod("a", 8)
