@@ -57,13 +57,13 @@ class Backlog(msgspec.Struct, frozen=True):
     Attributes:
         pods: the number of waiting pods by namespace and what they wait for.
         chips: the number of whole chips they request, also as AI cores, likewise.
-        oldest_gang: when the oldest pod of a gang was created that is not bound, RFC 3339; empty if there is none.
-            Those that fit count: their scheduler may refuse one of them again and again, for its CPU.
+        oldest: when the oldest of these pods was created, RFC 3339, likewise. Pods that fit count, too: their scheduler
+            may refuse a pod of their gang again and again, for its CPU.
     """
 
     pods: Mapping[tuple[str, WaitingFor], int] = {}
     chips: Mapping[tuple[str, WaitingFor], int] = {}
-    oldest_gang: str = ""
+    oldest: Mapping[tuple[str, WaitingFor], str] = {}
 
 
 _Selector: TypeAlias = frozenset[tuple[str, str]]
@@ -109,7 +109,15 @@ class BacklogReader:
         chips: Counter[tuple[str, WaitingFor]] = Counter()
         alone: dict[_Kind, WaitingFor] = {}
         gangs: dict[object, _Gang] = {}
-        oldest = ""
+        oldest: dict[tuple[str, WaitingFor], str] = {}
+
+        def count(pod: Pod, waits_for: WaitingFor) -> None:
+            key = pod.metadata.namespace, waits_for
+            pods[key] += 1
+            chips[key] += self._known[pod.uid].chips
+            created = pod.metadata.creation_timestamp or ""
+            oldest[key] = min(oldest.get(key, created), created)
+
         self._known = {}
         for pod in list(self._cluster.waiting):
             await turn.share()
@@ -119,9 +127,6 @@ class BacklogReader:
             read = self._known[pod.uid] = self._request(pod, job, known.get(pod.uid))
             kind = (read.request, frozenset(pod.spec.node_selector.items())) if read.request is not None else None
             in_gang = self._cluster.jobs.gang(job) is not None
-            if in_gang:
-                created = pod.metadata.creation_timestamp or ""
-                oldest = min(oldest or created, created)
             if kind is None:
                 waits = WaitingFor.CHANGE
             elif self._ledger.get(pod.uid) is not None:
@@ -135,14 +140,12 @@ class BacklogReader:
                 continue
             else:
                 waits = alone.get(kind) or alone.setdefault(kind, self._verdict(kind, 1))
-            pods[pod.metadata.namespace, waits] += 1
-            chips[pod.metadata.namespace, waits] += read.chips
+            count(pod, waits)
         for gang in gangs.values():
             await turn.share()
             waits = self._of_gang(gang)
             for pod in gang.pods:
-                pods[pod.metadata.namespace, waits] += 1
-                chips[pod.metadata.namespace, waits] += self._known[pod.uid].chips
+                count(pod, waits)
         return Backlog(dict(pods), dict(chips), oldest)
 
     def _request(self, pod: Pod, job: Job, last: _Read | None) -> _Read:

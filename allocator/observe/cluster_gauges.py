@@ -97,13 +97,10 @@ class ClusterGauges(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield the gauges."""
         backlog, supply = self._backlog, self._supply
-        yield _waiting("pods", "Pods that wait", backlog.pods)
-        yield _waiting("chips", "Whole chips that waiting pods request, also as AI cores", backlog.chips)
-        yield GaugeMetricFamily(
-            "ascend_allocator_oldest_waiting_gang_seconds",
-            "Age of the oldest pod of a gang that is not bound; 0 if all are, or have gates of others",
-            value=self._age_s(backlog.oldest_gang),
-        )
+        yield _waiting("waiting_pods", "Pods that wait", backlog.pods)
+        yield _waiting("waiting_chips", "Whole chips that waiting pods request, also as AI cores", backlog.chips)
+        ages_s = {key: self._age_s(created) for key, created in backlog.oldest.items()}
+        yield _waiting("oldest_waiting_pod_seconds", "Age of the oldest pod that waits", ages_s)
         yield _by_product("free_chips", "Free chips on usable nodes, by product", supply.chips)
         yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
         yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
@@ -143,17 +140,17 @@ class ClusterGauges(Collector):
             return 0.0
 
 
-def _waiting(what: str, meaning: str, counted: Mapping[tuple[str, WaitingFor], int]) -> GaugeMetricFamily:
+def _waiting(name: str, meaning: str, measured: Mapping[tuple[str, WaitingFor], float]) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(
-        f"ascend_allocator_waiting_{what}",
+        f"ascend_allocator_{name}",
         f"{meaning}, by namespace and what they wait for: binding (they fit now), chips (of other pods), nodes (that "
         "can be used), pods (of their gang), scheduler (which refuses them for other reasons than chips), change (of "
         "their invalid request); without pods that have gates of others",
         labels=["namespace", "waits_for"],
     )
-    for namespace in sorted({namespace for namespace, _ in counted}):
+    for namespace in sorted({namespace for namespace, _ in measured}):
         for waits_for in WaitingFor:
-            gauge.add_metric([namespace, waits_for], counted.get((namespace, waits_for), 0))
+            gauge.add_metric([namespace, waits_for], measured.get((namespace, waits_for), 0))
     return gauge
 
 

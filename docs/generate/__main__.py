@@ -2,14 +2,16 @@
 
 import sys
 
+from deploy.monitoring import alerts
 from docs.generate.pages import PAGES, ROOT, render
 from docs.generate.pictures import PICTURES
 from docs.generate.schemas import SCHEMAS
 
 
 def main() -> None:
-    """Write all pages, pictures and schemas; with ``--check`` exit with status 1 if one is not current."""
-    rendered = {path: render(path) for path in PAGES} | {path: make() for path, make in {**PICTURES, **SCHEMAS}.items()}
+    """Write all pages, pictures, schemas and alerts; with ``--check`` exit with status 1 if one is not current."""
+    made = {**PICTURES, **SCHEMAS, alerts.PATH: alerts.render}
+    rendered = {path: render(path) for path in PAGES} | {path: make() for path, make in made.items()}
     stale = {path: text for path, text in rendered.items() if not path.exists() or text != path.read_text()}
     if sys.argv[1:] == ["--check"]:
         if stale:

@@ -1,6 +1,7 @@
 """The gauges of what waits for chips and of what is free."""
 
 import asyncio
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -121,22 +122,33 @@ def test_a_gang_is_counted_as_a_whole(nodes: int, pods: list[Pod], expected: Wai
     world.add(*(node(f"n{number}") for number in range(nodes)), *pods)
     backlog = read(world)
     assert backlog.pods == {("default", expected): len(pods)}
-    assert backlog.oldest_gang == "2026-01-01T00:00:00Z"
+    assert backlog.oldest == {("default", expected): "2026-01-01T00:00:00Z"}
 
 
-def test_a_gang_that_its_scheduler_refuses_or_tries_is_the_oldest_that_waits() -> None:
+def test_a_gang_that_its_scheduler_tries_again_and_again_waits_all_the_time() -> None:
     world = World()
     first, second = gang(2)
     world.add(node("n1"), node("n2"), first, second)
-    assert read(world).oldest_gang == "2026-01-01T00:00:00Z"  # it fits, but its scheduler lacks CPU for it, for example
+    waits = {("default", WaitingFor.BINDING): "2026-01-01T00:00:00Z"}
+    assert read(world).oldest == waits  # it fits, but its scheduler lacks CPU for it, for example
     world.engine.place(first)
-    backlog = read(world)
-    assert backlog.pods == {("default", WaitingFor.BINDING): 2}  # while it tries again
-    assert backlog.oldest_gang == "2026-01-01T00:00:00Z"
+    assert read(world).oldest == waits
     world.cluster.pod_deleted(first)
     world.cluster.pod_deleted(second)
-    world.add(pod("single", 8))
-    assert read(world).oldest_gang == ""
+    assert read(world).oldest == {}
+
+
+def test_the_oldest_pod_of_each_namespace_and_cause_counts() -> None:
+    world = World()
+    world.add(node("n1"))
+    world.fill("n1")
+    for name, created in (("b", "2026-01-01T00:00:02Z"), ("a", "2026-01-01T00:00:01Z"), ("c", "2026-01-01T00:00:03Z")):
+        world.add(pod(name, 8, since=created))
+    world.add(pod("invalid", 3, since="2026-01-01T00:00:00Z"))
+    assert read(world).oldest == {
+        ("default", WaitingFor.CHIPS): "2026-01-01T00:00:01Z",
+        ("default", WaitingFor.CHANGE): "2026-01-01T00:00:00Z",
+    }
 
 
 def test_a_gang_whose_group_is_missing_waits_for_pods() -> None:
@@ -239,18 +251,19 @@ async def test_the_gauges_show_pods_that_no_scheduler_has_called_for(tmp_path: P
             'ascend_allocator_free_servers{product="910A"} 0.0',
             'ascend_allocator_free_rings{product="910A"} 1.0',
             'ascend_allocator_largest_gang{chips="8",product="910A"} 0.0',
-            "ascend_allocator_oldest_waiting_gang_seconds 0.0",
         ):
             assert line in page, page
+        (age,) = re.findall(r'oldest_waiting_pod_seconds{namespace="default",waits_for="chips"} (.*)', page)
+        assert 0 <= float(age) < 60
 
 
-def test_the_age_of_a_gang_grows_with_the_clock() -> None:
+def test_the_age_of_a_pod_grows_with_the_clock() -> None:
     world = World()
-    world.add(node("n1"), *gang(2))
+    world.add(node("n1"), pod("a", 8))
     gauges = ClusterGauges(world.engine, lambda: NOW_S)
     asyncio.run(gauges.measure())
-    (age,) = (each for each in gauges.collect() if each.name == "ascend_allocator_oldest_waiting_gang_seconds")
-    assert age.samples[0].value == 100.0
+    (age,) = (each for each in gauges.collect() if each.name == "ascend_allocator_oldest_waiting_pod_seconds")
+    assert {sample.labels["waits_for"]: sample.value for sample in age.samples if sample.value} == {"binding": 100.0}
 
 
 async def test_measuring_many_nodes_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""What wakes and shows: the alerts of the chart."""
