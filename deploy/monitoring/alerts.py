@@ -130,7 +130,7 @@ ALERTS: Final = (
         f"0.5 * sum(increase({select('ascend_allocator_nominations_total', outcome='written')}[1h]))",
         "30m",
         "warning",
-        "More than half of the nominations of the last hour were in vain: other nodes were taken, or they were cleared.",
+        "More than half of the nominations of the last hour were in vain: cleared, or other nodes were taken.",
     ),
     Alert(
         "AscendReschedulingStopped",
@@ -150,8 +150,8 @@ ALERTS: Final = (
     ),
     Alert(
         "AscendCertificateExpires",
-        "ascend_allocator_certificate_renewal_timestamp_seconds < time() < "
-        "ascend_allocator_certificate_expiry_timestamp_seconds",
+        "ascend_allocator_certificate_renewal_timestamp_seconds < time() and "
+        "ascend_allocator_certificate_expiry_timestamp_seconds > time()",
         "1h",
         "warning",
         "The certificate {{ $labels.certificate }} of the allocator should have been renewed by now.",
@@ -217,7 +217,7 @@ ALERTS: Final = (
         "ascend_dp_foreign_processes > 0",
         "5m",
         "warning",
-        "{{ $value }} processes use chip {{ $labels.chip }} of node {{ $labels.node }}, which their pods were not given.",
+        "{{ $value }} processes use chip {{ $labels.chip }} of node {{ $labels.node }} without having been given it.",
     ),
     Alert(
         "AscendBooksDisagree",

@@ -237,6 +237,7 @@ async def running(
     grpc_address: str = "127.0.0.1:0",
     now_ns: Callable[[], int] = time.time_ns,
     boot_s: Callable[[], float] = boot_time,
+    monotonic: Callable[[], float] = time.monotonic,
     **more: Any,
 ) -> AsyncIterator[Allocator]:
     """An allocator for this server; ``more`` are settings."""
@@ -245,7 +246,10 @@ async def running(
     webhooks = ["bindings", "pods", "schedulers", "explanations"]
     given = {"kubeconfig": str(kubeconfig), **fields, "webhooks": webhooks, **more}
     settings = fixed_settings(Settings, None, given)
-    async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
+    async with (
+        AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s, monotonic=monotonic) as app,
+        aiohttp.ClientSession() as http,
+    ):
         if synced:
             await app.wait_until_synced()
         async with grpc.aio.insecure_channel(app.grpc_address) as channel:

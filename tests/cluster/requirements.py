@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "openssl": "openssl",
     "unshare": "util-linux",
     "mount": "mount",
+    "promtool": "prometheus",
 }
 _CONTROLLERS: Final = ("cpu", "cpuset", "memory", "pids")
 _PREPARE: Final = "run `python -m tests.cluster prepare`"

@@ -961,7 +961,7 @@ def test_pod_monitors_select_every_pod_and_verify_the_allocators_certificate() -
         assert endpoint["port"] in {port["name"] for port in _container(workload)["ports"]}
         assert endpoint["scheme"].upper() == _container(workload)["livenessProbe"]["httpGet"].get("scheme", "HTTP")
         assert ("tlsConfig" in endpoint) == (endpoint["scheme"] == "https")
-        assert endpoint.get("honorLabels", False) is (workload["kind"] == "DaemonSet")
+        assert endpoint["honorLabels"] is True
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         relabelled = endpoint.get("metricRelabelings", [])
         assert [each["targetLabel"] for each in relabelled] == ["job"] * (workload["kind"] == "DaemonSet")
