@@ -44,7 +44,10 @@ def removed(group: Path) -> bool:
 
 @pytest.fixture
 def pod_cgroups(node: PluginNode) -> Iterator[None]:
-    """Restart the kubelet so that it makes a cgroup for each pod: without, it can't resize any."""
+    """Restart the kubelet so that it makes a cgroup for each pod.
+
+    Without, it ends itself when it resizes one, up to 1.36 also when it starts one with resources of the whole pod.
+    """
     name = f"aa-{os.getpid()}"
     hierarchies = [path for path in (CGROUPS, *CGROUPS.iterdir()) if (path / "cgroup.procs").exists()]
     for hierarchy in hierarchies:
@@ -89,6 +92,8 @@ def test_a_resize_changes_no_record_of_chips(node: PluginNode) -> None:
 
 
 @pytest.mark.skipif(MINOR < 34, reason="pods have resources of their own from 1.34 on")
+@pytest.mark.long
+@pytest.mark.usefixtures("pod_cgroups")
 def test_chips_are_requested_by_containers_whatever_the_whole_pod_has(node: PluginNode) -> None:
     whole = {"limits": {"cpu": "1", "memory": "256Mi"}}
     place(node, "pod", (4, 5, 6), containers=[container("one", 1), container("two", 2)], resources=whole)
