@@ -7,7 +7,6 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from ascend.conditions import Lack
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.kube.reflector import Reflector
@@ -23,6 +22,7 @@ from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.offers import CoreOffer, DeviceService
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_conditions import Lack
 from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.reporter import Reporter

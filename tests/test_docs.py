@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ascend.conditions import Lack
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from ascend.templates import divisible_kinds
 from ascend.vnpus import SUFFIXES
+from device_plugin.publish.node_conditions import Lack
 from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
 from docs.generate.site import indented

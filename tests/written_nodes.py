@@ -5,7 +5,7 @@ remove what theirs has written, or the next module's servers keep the type of th
 """
 
 from ascend.kube.objects import JsonObject
-from device_plugin.publish.written_keys import NODE_ANNOTATIONS, NODE_LABELS
+from tests.plugin_keys import NODE_ANNOTATIONS, NODE_LABELS
 
 
 def removal() -> JsonObject:

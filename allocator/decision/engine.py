@@ -18,9 +18,8 @@ from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.decision.scaling import against_scaling
 from allocator.gangs.gangs import Gangs
-from allocator.gangs.gradual import GradualPlans
+from allocator.gangs.gradual import GradualPlans, resume_gangs
 from allocator.gangs.one_model import models_of
-from allocator.gangs.resuming import resume_gangs
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest

@@ -218,3 +218,36 @@ class GradualPlans:
                     return False
                 left = left.without(seat.take)
         return True
+
+
+async def resume_gangs(cluster: Cluster, ledger: Ledger, gangs: Gangs, plans: GradualPlans) -> list[Job]:
+    """Plan for a new leader the rest of every gang that has both bound and waiting pods, before any call is answered.
+
+    Returns:
+        The gangs whose rest does not fit.
+    """
+    turn = Turn()
+    stuck = []
+    for job in cluster.jobs:
+        await turn.share()
+        if not job.is_gang:
+            continue
+        waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
+        if not waiting or len(waiting) == job.size:
+            continue
+        waiting.sort(key=lambda pod: (job.rank_of(pod), pod.name))
+        for pod in waiting:
+            if ledger.get(pod.uid) is not None:
+                continue
+            try:
+                request = gangs.request_of(pod)
+            except Refusal:
+                continue  # an invalid pod does not keep the others from their seats
+            await plans.make(pod, job, None)
+            gangs.prune()
+            try:
+                gangs.place(pod, request, job, None)
+            except Refusal:
+                stuck.append(job)
+            break
+    return stuck

@@ -20,7 +20,8 @@ from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.grammar import a, count
-from ascend.kube.objects import Pod, whole_number
+from ascend.kube.containers import whole_number
+from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request

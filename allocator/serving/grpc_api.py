@@ -23,7 +23,8 @@ from allocator.serving.grpc_server import Context, abort
 from allocator.serving.node_states import NodeStates, refusal_message
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
-from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Metadata, Pod, PodSpec
 from ascend.reasons import Reason
 from ascend.turn import Steps, Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb

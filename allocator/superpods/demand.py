@@ -24,7 +24,8 @@ from allocator.rules.job_products import (
 )
 from ascend.errors import Refusal
 from ascend.grammar import a, count
-from ascend.kube.objects import Pod, whole_number
+from ascend.kube.containers import whole_number
+from ascend.kube.objects import Pod
 from ascend.products import ASCEND_A3_8, ASCEND_A3_16, ATLAS_850_8, Product
 from ascend.reasons import Reason
 

@@ -10,7 +10,8 @@ from ascend.jobs.creation import Controller
 from ascend.jobs.kind import ONE, JobKind, JobObject, JobSpec, PodSet, Text, Workload
 from ascend.jobs.marks import COMPLETION_INDEX, Position, by_label, index_of, number
 from ascend.jobs.templates import Count, PodTemplate, T, Template
-from ascend.kube.objects import INDEX_VARIABLES, KubeObject, Pod, Resource
+from ascend.kube.containers import INDEX_VARIABLES
+from ascend.kube.objects import KubeObject, Pod, Resource
 
 JOB_SET: Final = "JobSet"
 _PREFIX = "jobset.sigs.k8s.io/"

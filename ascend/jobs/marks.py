@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from ascend.kube.objects import INDEX_VARIABLES, Pod
+from ascend.kube.containers import INDEX_VARIABLES
+from ascend.kube.objects import Pod
 
 MOST_DIGITS: Final = 7
 

@@ -10,7 +10,8 @@ from ascend.jobs.creation import Controller
 from ascend.jobs.job_set import JobSet, JobSetSpec, ReplicatedJob
 from ascend.jobs.kind import Workload, as_watched
 from ascend.jobs.templates import Count, PodTemplate
-from ascend.kube.objects import Container, KubeObject, Metadata, PodSpec, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import KubeObject, Metadata, PodSpec
 
 _KIND = "TrainJob"
 _NODE = "node"

@@ -2,9 +2,15 @@
 
 The rule is that of the server's product (docs/spec/affinity-rules.md, docs/spec/products.md#policies-and-rules), as the
 allocator applies it: on 910A servers, for example, up to 4 chips are of one ring.
+
+MindCluster's plugin gives pods other chips than the ids that the kubelet chose
+(docs/spec/hand-over.md#kubelet-ids-and-real-chips). While its pods run, the id of a free chip may be theirs. There
+are as many free ids as free chips, so each pod can get its chips under other ids: those of chips that other pods
+have. The ids of free chips stay free for the pods that will get these chips, and the difference ends with the pods
+that have it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,9 +24,8 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.identity import SERVER_TYPE, identify
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.allocations import DeviceLedger
+from device_plugin.ledger.allocations import Allocation, DeviceLedger
 from device_plugin.ledger.node_pods import NodePod
-from device_plugin.ledger.substitute_ids import counted_for
 
 
 class Chooser(Protocol):
@@ -134,3 +139,31 @@ class ChipChooser:
 def free_devices(pod: NodePod, snapshot: Snapshot, ledger: DeviceLedger) -> ChipSet:
     """Return the devices that a pod may get: the devices that no further pod has or waits for."""
     return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~ledger.used_by_others(pod.uid)
+
+
+def counted_for(others: Iterable[Allocation]) -> set[int]:
+    """Return the device ids that the kubelet's ledger has for these pods."""
+    return {chip for other in others for chip in other.kubelet_ids}
+
+
+def substitute_ids(
+    chips: Sequence[int], offered: Collection[int], others: Collection[Allocation]
+) -> tuple[int, ...] | None:
+    """Return the device ids to prefer for a container's chips.
+
+    Args:
+        chips: the physical ids of the container's chips.
+        offered: the device ids that the kubelet can allocate.
+        others: what other pods were given.
+
+    Returns:
+        None if a chip's id is not offered for another reason than that the kubelet counts it for one of these pods, or
+        if there are too few ids of chips that these pods have.
+    """
+    missing = [chip for chip in chips if chip not in offered]
+    if not counted_for(others).issuperset(missing):
+        return None
+    spare = sorted({chip for other in others for chip in other.chips}.intersection(offered).difference(chips))
+    if len(spare) < len(missing):
+        return None
+    return (*(chip for chip in chips if chip in offered), *spare[: len(missing)])

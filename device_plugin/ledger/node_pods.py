@@ -8,7 +8,8 @@ from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
 from ascend.job_files import job_name
-from ascend.kube.objects import Container, Pod, whole_number
+from ascend.kube.containers import Container, whole_number
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
 from ascend.vnpus import Vnpu

@@ -17,8 +17,8 @@ from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.admission import AdmissionCandidate, chips_for
 from device_plugin.ledger.adoption import adopt, believe, has_own_ids, is_as_requested
 from device_plugin.ledger.allocations import Allocation, ContainerPart, DeviceLedger
+from device_plugin.ledger.chip_choice import counted_for, substitute_ids
 from device_plugin.ledger.node_pods import NodePod
-from device_plugin.ledger.substitute_ids import counted_for, substitute_ids
 from device_plugin.pods.container_edits import ContainerEdits
 
 Held: TypeAlias = Mapping[str, tuple[int, ...]]

@@ -7,6 +7,7 @@ conditions (a descheduler, a remediation operator, an administrator with ``kubec
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Literal
 
 from ascend.chips import chip_name
@@ -20,6 +21,9 @@ PORTS: Final = "AscendNPUNetworkUnhealthy"
 """True while the network port of a chip can't be used by distributed jobs."""
 CONDITIONS: Final = (CHIPS, PORTS)
 
+NOT_READY: Final = "AscendDevicePluginNotReady"
+"""True while the device plugin lacks something; its reason has the ``Lack`` of each, with commas between."""
+
 TAINT: Final = "ascend-affinity.io/npu-fault"
 
 NO_FAULT: Final = "NoFault"
@@ -30,6 +34,29 @@ LONGEST_MESSAGE: Final = 512
 """Of the message of a condition."""
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class Lack(StrEnum):
+    """The checks of ``/readyz``: what a device plugin can lack, causes before their consequences.
+
+    The text is for people; ``reason`` is the word of the condition.
+    """
+
+    NODE = "node"
+    START = "start"
+    DRIVER = "driver"
+    PODS = "pods"
+    LOCK = "lock"
+    KUBELET = "kubelet"
+    REPORT = "report"
+    CLAIMS = "claims"
+    KUBELETS_PODS = "kubelet's pods"
+    RIGHTS = "rights"
+
+    @property
+    def reason(self) -> str:
+        """It as a word of a condition's reason."""
+        return self.title().replace("'S ", "s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from typing import Final
 
 import structlog
 
-from ascend.conditions import NOT_READY, Lack
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Condition
 from ascend.rate_limiters import Backoff
-from device_plugin.publish.node_conditions import ENDED, NO_FAULT, true_condition
+from device_plugin.publish.node_conditions import ENDED, NO_FAULT, NOT_READY, Lack, true_condition
 from device_plugin.publish.node_health import HEARTBEAT_S, RETRY_LIMIT_S, patch_conditions, write_last
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

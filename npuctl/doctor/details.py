@@ -13,8 +13,8 @@ from ascend.deviceinfo import NAMESPACE
 from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
+from ascend.kube.containers import RESERVED
 from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS, Node
-from ascend.visible_devices import RESERVED
 from device_plugin.health.fault_rules_file import default_rules, read_rules
 from npuctl.doctor.program_objects import (
     ALLOCATOR,

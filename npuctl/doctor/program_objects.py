@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ascend.conditions import NOT_READY
 from ascend.errors import UNREADABLE, InvalidValue
+from device_plugin.publish.node_conditions import NOT_READY
 from npuctl.doctor.told import EventSighting
 from npuctl.reading.files import documents_in
 

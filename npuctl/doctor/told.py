@@ -8,10 +8,10 @@ every 300 s.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ascend.conditions import NOT_READY, Lack
 from ascend.grammar import several, some
 from ascend.kube.objects import Condition, Node, Pod
 from ascend.printable import printable
+from device_plugin.publish.node_conditions import NOT_READY, Lack
 from npuctl.doctor.finding import Finding, problem, warning
 
 _LACKS: Final[Mapping[str, str]] = {

@@ -12,7 +12,8 @@ from ascend.chips import MAX_CHIP_ID, RESOURCE, ChipSet, chip_ids, chip_name
 from ascend.cores import read_kind
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, encode_report
 from ascend.errors import InvalidValue
-from ascend.kube.objects import Condition, ConfigMap, Node, whole_number
+from ascend.kube.containers import whole_number
+from ascend.kube.objects import Condition, ConfigMap, Node
 from ascend.templates import RESOURCE_CORES
 
 ALL_CHIPS: Final = (1 << MAX_CHIP_ID + 1) - 1

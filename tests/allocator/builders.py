@@ -25,10 +25,10 @@ from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, OUR_PLUGIN, WRITTEN_BY, DeviceReport, config_map_name, encode_report
 from ascend.errors import Refusal
+from ascend.kube.containers import Container, Resources
 from ascend.kube.objects import (
     Condition,
     ConfigMap,
-    Container,
     Metadata,
     Node,
     NodeSpec,
@@ -37,7 +37,6 @@ from ascend.kube.objects import (
     Pod,
     PodSpec,
     PodStatus,
-    Resources,
     SchedulingGate,
 )
 from ascend.kube.workloads import PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from ascend.annotations import REAL, Grant
 from ascend.cores import parse_cut
-from ascend.kube.objects import Container, Node, Pod, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Node, Pod
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES, Divisible, divisible
 from tests.allocator.builders import TYPE, node, pod

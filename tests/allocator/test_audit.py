@@ -10,7 +10,8 @@ from ascend.chips import RESOURCE
 from ascend.jobs.core import STATEFUL_SET
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
-from ascend.kube.objects import ConfigMap, Container, Metadata, Node, Pod, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
 from ascend.kube.workloads import BatchJob, StatefulSet
 from ascend.takes import Take
 from tests.allocator.audit import Difference, audit, by_kind

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from ascend.annotations import REAL, Grant
 from ascend.base_device_infos import ChipAddress, write_base_device_infos
-from ascend.kube.objects import Container, Node, Pod, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Node, Pod
 from ascend.takes import Take
 from ascend.vnpus import Vnpu, resource_of
 from tests.allocator.builders import node, pod

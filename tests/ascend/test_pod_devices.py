@@ -9,7 +9,8 @@ from ascend.annotations import ALLOCATED, OURS, PREDICATE_TIME, REAL, Grant, is_
 from ascend.chips import RESOURCE, chip_ids, chip_name, chip_set
 from ascend.errors import InvalidValue
 from ascend.jobs.ray import RayCluster
-from ascend.kube.objects import Container, Node, NodeStatus, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Node, NodeStatus
 from ascend.pod_devices import Held, read_grant, read_held, read_vnpu_grant
 from ascend.takes import NOTHING, Take
 from ascend.vnpus import SUFFIXES, Vnpu, resource_of

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ascend.annotations import OURS, WRITERS, Writer
-from ascend.visible_devices import GRANTED, RESERVED, field_path
+from ascend.kube.containers import GRANTED, RESERVED, field_path
 from ascend.vnpus import RESOURCES
 from tests.deploy import helm
 

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from allocator.binding import written_keys as of_allocator
 from allocator.leadership.endpoint import STARTED, Endpoint, publish
 from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED
 from ascend.base_device_infos import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
@@ -26,10 +25,11 @@ from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY, config_map_name
 from ascend.jobs.table import ENQUEUED, JOB_KINDS
 from ascend.kube.client import KubeClient
-from device_plugin.publish import written_keys as of_plugin
 from device_plugin.publish.rights import rights
 from npuctl.cli import app
 from npuctl.doctor.rights import ALLOCATORS, Account, Denied, read_denied
+from tests import allocator_keys as of_allocator
+from tests import plugin_keys as of_plugin
 from tests.cluster.api import Server
 from tests.cluster.binaries import MINOR
 from tests.cluster.fixtures import require_cluster

@@ -14,7 +14,8 @@ import pytest
 from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
 from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
-from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import ContainerStatus, Metadata, Pod, PodSpec, PodStatus
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import Division, VirtualNpu

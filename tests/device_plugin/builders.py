@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from ascend.annotations import PREDICATE_TIME, Grant
 from ascend.chips import RESOURCE, ChipSet
-from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import ContainerStatus, Metadata, Pod, PodSpec, PodStatus
 from ascend.vnpus import parse_vnpu
 from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.health.levels import FaultLevel

@@ -10,7 +10,8 @@ from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
 from ascend.cores import Cut, parse_cores
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue, Refusal
-from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import ContainerStatus, Metadata, Pod, PodSpec, PodStatus
 from ascend.pod_devices import read_held
 from ascend.templates import RESOURCE_CORES, Divisible, divisible
 from ascend.vnpus import Vnpu

@@ -8,16 +8,8 @@ import pytest
 from ascend.annotations import REAL
 from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.daemon.observable import Observable
-from ascend.kube.objects import (
-    Container,
-    ContainerStatus,
-    Metadata,
-    Node,
-    Pod,
-    PodSpec,
-    PodStatus,
-    Resources,
-)
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import ContainerStatus, Metadata, Node, Pod, PodSpec, PodStatus
 from ascend.vnpus import resource_of
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.device_types import MAX_VDEV_ID, WHOLE_CHIPS, DeviceType

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from ascend.conditions import NOT_READY, Lack
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES
 from device_plugin.app import Plugin
 from device_plugin.publish import readiness as module
-from device_plugin.publish.node_conditions import LONGEST_MESSAGE
+from device_plugin.publish.node_conditions import LONGEST_MESSAGE, NOT_READY, Lack
 from device_plugin.publish.readiness import Readiness
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, seen, until
 from tests.device_plugin.whole import whole_node

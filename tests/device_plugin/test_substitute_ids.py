@@ -13,9 +13,9 @@ from device_plugin.driver import ChipFacts
 from device_plugin.health.offers import offered
 from device_plugin.health.snapshot import Vnpus
 from device_plugin.ledger.allocations import Allocation, Allocations
+from device_plugin.ledger.chip_choice import counted_for, substitute_ids
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
-from device_plugin.ledger.substitute_ids import counted_for, substitute_ids
 from tests.device_plugin.builders import judged_chip, server, snapshot
 
 CHIPS = frozenset(range(16))

@@ -8,10 +8,10 @@ from ascend.fabric_switches import UNREADABLE_SWITCHES
 from ascend.vnpus import RESOURCES
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.publish import written_keys
 from device_plugin.publish.node_object import node_annotations, node_labels
 from device_plugin.publish.readmission_labels import CHIPS, PORTS
 from device_plugin.reset.reset_info import write_resets
+from tests import plugin_keys as written_keys
 from tests.device_plugin.builders import snapshot
 
 CHIP = ChipFacts(0, chip_name="910B3", hbm_mb=65536)

@@ -12,11 +12,11 @@ from allocator.observe.expiry import REMIND_S
 from allocator.settings import Settings
 from ascend.annotations import DISTRIBUTED
 from ascend.chips import RESOURCE
-from ascend.conditions import NOT_READY, Lack
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, NODES
+from device_plugin.publish.node_conditions import NOT_READY, Lack
 from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.details import Details, read_details

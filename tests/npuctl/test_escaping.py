@@ -123,7 +123,8 @@ def test_names_with_control_characters_are_refused_in_files(tmp_path: Path) -> N
 
 
 def test_names_that_can_not_be_typed_are_not_offered_for_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
+    from ascend.kube.containers import Container, Resources
+    from ascend.kube.objects import Metadata, Pod, PodSpec
 
     containers = (Container("c", Resources({RESOURCE: "1"})),)
     pods = [

@@ -12,8 +12,8 @@ from allocator.binding.volumes import SELECTED_NODE, Claim, ClaimStatus, VolumeW
 from allocator.state.reservation import Stage
 from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
+from ascend.kube.containers import ClaimSource, EphemeralSource, Volume
 from ascend.kube.objects import Metadata, Pod, Resource
-from ascend.kube.volumes import ClaimSource, EphemeralSource, Volume
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import BinderWorld
 from tests.allocator.builders import pod

@@ -4,11 +4,11 @@ import ast
 from pathlib import Path
 
 from allocator.binding import annotations as writer
-from allocator.binding import written_keys
 from ascend import annotations
 from ascend.annotations import FENCE, Grant
 from ascend.cores import Cut
 from ascend.takes import Take
+from tests import allocator_keys as written_keys
 
 OF_NODES = {"BASE_DEVICE_INFOS", "SERVER_INDEX", "SUPER_POD_ID"}
 """What the writer reads of nodes."""

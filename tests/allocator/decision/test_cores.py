@@ -16,7 +16,8 @@ from ascend.annotations import MIN_AVAILABLE, REAL
 from ascend.chips import RESOURCE
 from ascend.cores import Cut
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Pod, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES

@@ -12,7 +12,8 @@ from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, REAL
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Pod, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.vnpus import Vnpu
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report

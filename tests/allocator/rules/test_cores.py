@@ -21,7 +21,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from ascend.cores import Cut
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Resources
+from ascend.kube.containers import Container, Resources
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from ascend.takes import Take

@@ -23,6 +23,7 @@ from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.pod_groups import KUBERNETES, VOLCANO
 from ascend.jobs.volcano_job import VOLCANO_JOB
+from ascend.kube.containers import Container, Resources
 from ascend.kube.kept import (
     FIELDS,
     GROUP_CLAIMS,
@@ -35,7 +36,7 @@ from ascend.kube.kept import (
     TOPOLOGY_MODE,
     settings_among,
 )
-from ascend.kube.objects import Container, OwnerReference, Pod, Resources, SchedulingGroup
+from ascend.kube.objects import OwnerReference, Pod, SchedulingGroup
 from ascend.kube.workloads import NetworkTopology, PodGroup, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set

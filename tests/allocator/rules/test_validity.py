@@ -10,11 +10,8 @@ from allocator.rules.validity import JobShape, invalidity, job_shape, requested_
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import (
-    Container,
-    Pod,
-    Resources,
-)
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod
 from tests.allocator.reference import reference_cases

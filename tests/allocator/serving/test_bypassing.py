@@ -12,7 +12,8 @@ from allocator.serving.bypassing import TRIAL_S, Bypasses
 from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Metadata, OwnerReference, Pod, PodSpec, PodStatus, Resources
+from ascend.kube.containers import Container, Resources
+from ascend.kube.objects import Metadata, OwnerReference, Pod, PodSpec, PodStatus
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from ascend.kube.objects import Container, EnvVar, Pod
+from ascend.kube.containers import Container, EnvVar
+from ascend.kube.objects import Pod
 from tests.allocator.builders import container, owned_by, pod
 
 INDEX: Final = "batch.kubernetes.io/job-completion-index"

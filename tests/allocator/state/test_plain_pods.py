@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from allocator.state.plain_pods import PlainPod, PlainPods, is_plain
 from ascend.annotations import MIN_AVAILABLE
-from ascend.kube.objects import Container, EnvVar, Pod, Resources
+from ascend.kube.containers import Container, EnvVar, Resources
+from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, World, container, node, owned_by, pod
 
 _CPU = Container("main", Resources(limits={"cpu": "2"}, requests={"cpu": "2"}))

@@ -38,11 +38,11 @@ from ascend.jobs.ray import RayCluster
 from ascend.jobs.table import MARKS
 from ascend.jobs.volcano_job import VolcanoJob
 from ascend.kube import kept
+from ascend.kube.containers import VISIBLE_DEVICES
 from ascend.kube.objects import KubeObject, Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
 from ascend.pod_devices import read_held
 from ascend.slices import ContainerRequest
-from ascend.visible_devices import VISIBLE_DEVICES
 from tests.allocator.builders import GROUP, World, node, pod
 
 FAT = 400_000

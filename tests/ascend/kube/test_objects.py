@@ -5,7 +5,8 @@ import pytest
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
-from ascend.kube.objects import Container, EnvVar, Metadata, Resources
+from ascend.kube.containers import Container, EnvVar, Resources
+from ascend.kube.objects import Metadata
 from ascend.kube.workloads import StatefulSet
 from ascend.templates import RESOURCE_CORES
 

@@ -19,14 +19,13 @@ from ascend.annotations import (
     SUPER_POD_ID,
 )
 from ascend.base_device_infos import BASE_DEVICE_INFOS
-from ascend.conditions import NOT_READY
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import DESCRIPTION, DEVICE_INFO, LABELS, MANUALLY_SEPARATED, SWITCH_INFO, UPGRADE_REASONS
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from ascend.templates import RESOURCE_CORES
 from device_plugin.publish.device_info_configmap import LAST_UPDATE, SIGNATURE
-from device_plugin.publish.node_conditions import CONDITIONS, TAINT
+from device_plugin.publish.node_conditions import CONDITIONS, NOT_READY, TAINT
 from device_plugin.publish.node_object import CHIP_MEMORY, DRIVER_VERSION
 from device_plugin.publish.readmission_labels import CHIPS, PORTS
 
