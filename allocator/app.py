@@ -470,7 +470,7 @@ class AllocatorApp:
             for post in posts:
                 post()
             await self._barrier.check()
-            await binder.verify()
+            await binder.outcomes.verify()
 
 
 async def serve(

@@ -185,7 +185,7 @@ def read_update_time(data: Mapping[str, str]) -> int:
     """Return when a ConfigMap's report was written, Unix seconds; 0 if it is unreadable or says nothing."""
     try:
         return msgspec.json.decode(data.get(DEVICE_INFO, ""), type=_DeviceInfoCfg).DeviceInfo.UpdateTime
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return 0
 
 

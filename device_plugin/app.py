@@ -61,7 +61,8 @@ from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLa
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
 from device_plugin.publish.rights import RefusedRights
-from device_plugin.reset.hot_reset import HotReset, Knowledge
+from device_plugin.reset.host import Knowledge
+from device_plugin.reset.hot_reset import HotReset
 from device_plugin.reset.steps import ResetOptions
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.plugin_socket import new_instance

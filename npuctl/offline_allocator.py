@@ -15,7 +15,7 @@ from allocator.rules.job_settings import with_settings
 from allocator.rules.scheduled import holdups
 from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import requests_other_devices
-from allocator.rules.vacancy import Fit
+from allocator.rules.verdicts import Fit
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job

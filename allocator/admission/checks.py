@@ -298,7 +298,7 @@ class AdmissionChecks:
         fits = f"{count(len(pods), 'pod')} with chips fit now" if pods else "its pods request no chips"
         try:
             await self._ready(workload, pending, fits)
-        except BaseException:
+        except BaseException:  # a cancelled check keeps no seats either
             self._release(uid)
             raise
 

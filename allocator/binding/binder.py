@@ -16,21 +16,15 @@ from typing import Any, TypeAlias
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
-from allocator.binding.binding import (
-    Assignment,
-    BindingLease,
-    PodRef,
-    bound_elsewhere,
-    read_assignment,
-    recreated,
-)
+from allocator.binding.binding import Assignment, BindingLease, PodRef, bound_elsewhere, read_assignment
 from allocator.binding.known_pods import KnownPods, unknown
+from allocator.binding.outcomes import BindingOutcomes
 from allocator.decision.engine import DecisionEngine
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import Grant
-from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
+from ascend.errors import ApiError, AscendError, Conflict, Refusal, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import PODS, Pod
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
 POST_TIMEOUT_S = 2.5
@@ -60,6 +54,9 @@ class Binder:
         monotonic: the clock for durations.
         outcome: called after every attempt.
         lease: called right before every Binding; refuses if another allocator leads, or may lead soon.
+
+    Attributes:
+        outcomes: reads what has become of Bindings.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class Binder:
     ) -> None:
         self._client = client
         self._pods = pods
-        self._cluster = engine.cluster
         self._ledger = engine.ledger
         self._engine = engine
         self._barrier = barrier
@@ -88,6 +84,7 @@ class Binder:
         self._callers: Counter[str] = Counter()
         # Done when the Binding is not held any more, and it is its turn to be posted.
         self._posting: dict[str, asyncio.Future[None]] = {}
+        self.outcomes = BindingOutcomes(client, engine.cluster, engine.ledger)
         self._slots = asyncio.Semaphore(AT_ONCE)
         barrier.post = self._bind_unasked
 
@@ -155,27 +152,6 @@ class Binder:
         """
         bound = read_assignment(pod)
         return bound.node if bound is not None else self._engine.place(pod, candidates).node
-
-    async def verify(self) -> None:
-        """Read the pods whose Binding was made, or may have been, but has not been seen for a while.
-
-        The watch may never show a pod that was created and deleted while it was being resumed; its chips must not stay
-        reserved. And a Binding that was not made within the time limit of the API server will not be made.
-        """
-        for reservation in self._ledger.unconfirmed():
-            namespace, _, name = reservation.pod.partition("/")
-            try:
-                bound = await self._settle(PodRef(namespace, name, reservation.uid), reservation.node)
-            except AscendError:
-                # Released if the pod is gone, kept if it can't be read: either way there is nothing to do now.
-                continue
-            if bound is not None or self._ledger.get(reservation.uid) is not reservation:
-                continue
-            if reservation.stage is Stage.DOUBTFUL:
-                self._ledger.withdraw(reservation.uid)
-            else:
-                # Its caller confirmed too early, or wrongly: the Binding may still come.
-                self._ledger.advance(reservation.uid, Stage.DOUBTFUL)
 
     def _start(self, ref: PodRef, node: str, *, is_repeated: bool = False) -> "asyncio.Task[Assignment]":
         task = asyncio.create_task(self._attempt(ref, node, is_repeated=is_repeated), name=f"bind {ref.key}")
@@ -258,7 +234,7 @@ class Binder:
                 )
         except Conflict:
             # It is bound already; or there is another pod of that name, and the API server's sentence has its uid.
-            pod = await self._read(ref)
+            pod = await self.outcomes.read(ref)
             if not pod.spec.node_name:
                 raise
             return Assignment(pod.spec.node_name, Grant((), None), repeated=True)
@@ -287,7 +263,7 @@ class Binder:
             if not is_refused or isinstance(error, Conflict):
                 # The Binding may have been made. A conflict means another pod of that name, or one that is bound
                 # already: perhaps by an earlier attempt whose answer was lost.
-                bound = await self._settle(ref, reservation.node)
+                bound = await self.outcomes.settle(ref, reservation.node)
             if bound is not None:
                 return bound
             if is_refused:
@@ -295,39 +271,3 @@ class Binder:
             raise
         self._ledger.advance(ref.uid, Stage.ASSUMED)
         return Assignment(reservation.node, reservation.grant)
-
-    async def _settle(self, ref: PodRef, node: str) -> Assignment | None:
-        """Read from the pod itself how it is bound; None if it is not.
-
-        Raises:
-            Refusal: it has finished, was recreated, or is bound to another node.
-            ApiError: it is gone, or can't be read.
-            Unreachable: it can't be read.
-        """
-        try:
-            bound = read_assignment(await self._read(ref))
-        except (NotFound, Refusal):
-            self._ledger.vacate(ref.uid)
-            raise
-        if bound is None:
-            return None
-        seen = self._cluster.pods.get(ref.uid)
-        if seen is None or not seen.spec.node_name:
-            # Until the watch shows it, what is written on the pod is reserved, not what was chosen here.
-            self._ledger.reserve(
-                uid=ref.uid,
-                pod=ref.key,
-                node=bound.node,
-                take=bound.grant.take,
-                stage=Stage.ASSUMED,
-                predicate_time=bound.grant.predicate_time,
-            )
-        if bound.node != node:
-            raise bound_elsewhere(ref.key, bound.node)
-        return bound
-
-    async def _read(self, ref: PodRef) -> Pod:
-        pod = await self._client.get(PODS, ref.name, ref.namespace)
-        if pod.uid != ref.uid:
-            raise recreated(ref)
-        return pod

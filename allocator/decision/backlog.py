@@ -15,7 +15,7 @@ import msgspec
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.cores import fewest_chips
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores
-from allocator.rules.vacancy import capacity
+from allocator.rules.verdicts import capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

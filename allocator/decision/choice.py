@@ -5,7 +5,7 @@ from collections.abc import Collection
 from allocator.decision.filtered import Filtered
 from allocator.decision.request import ResolvedRequest
 from allocator.rules.summary import sum_up
-from allocator.rules.vacancy import Fit, peer_on_node
+from allocator.rules.verdicts import Fit, peer_on_node
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.view import Without

@@ -20,7 +20,7 @@ from allocator.decision.trial import Trial, Unit
 from allocator.gangs.one_model import place
 from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import capacity
+from allocator.rules.verdicts import capacity
 from allocator.rules.victims import Occupant, cost, least_important_first
 from allocator.state.job import Job
 from allocator.state.reservation import Seat

@@ -32,7 +32,7 @@ from allocator.gangs.gradual import MANY
 from allocator.gangs.progress import WAITING
 from allocator.rules.node_constraints import untolerated
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, capacity, judge
+from allocator.rules.verdicts import Fit, capacity, judge
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.node import Server

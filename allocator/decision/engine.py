@@ -23,8 +23,8 @@ from allocator.gangs.one_model import models_of
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit
 from allocator.rules.validity import JobShape, invalidity
+from allocator.rules.verdicts import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

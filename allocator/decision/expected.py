@@ -17,7 +17,8 @@ from allocator.gangs.gradual import MANY
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.node_constraints import untolerated
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity
 from allocator.state.reservation import Seat
 from allocator.state.view import AS_IT_IS, WITHOUT_PROMISES, Without
 from ascend.errors import Refusal
@@ -98,7 +99,7 @@ class ExpectedPods:
                     continue  # its pods have come
                 kept.append(of_job.plan)
                 await self._keep(of_job, ttl_s)
-        except BaseException:
+        except BaseException:  # a cancelled caller keeps no seats either
             self.release(kept)
             raise
         return tuple(kept)

@@ -22,7 +22,8 @@ from allocator.decision.gang_preemption import GangPreemption
 from allocator.decision.occupants import Occupants
 from allocator.decision.trial import ending_on
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.rules.victims import (
     NEVER,
     Occupant,

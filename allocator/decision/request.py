@@ -15,26 +15,13 @@ from allocator.gangs.policies import policy_of
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
 from allocator.rules.asked import Asked, JobDefaults
-from allocator.rules.cores import is_for_chips, requested_cores
+from allocator.rules.cores import fewest_chips, requested_cores
 from allocator.rules.job import require_group_name, stated_minimum, stated_whole
-from allocator.rules.job_products import (
-    SUPER_POD_BLOCK,
-    TOR_AFFINITY,
-    avoids_sub_healthy,
-    one_product,
-    wanted_products,
-)
+from allocator.rules.job_products import SUPER_POD_BLOCK, TOR_AFFINITY, avoids_sub_healthy, one_product, wanted_products
 from allocator.rules.job_settings import has_settings, with_settings
 from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
-from allocator.rules.validity import (
-    JobShape,
-    excess_vnpus,
-    is_allowed,
-    not_allowed,
-    refuse_servers,
-    requested_vnpus,
-)
+from allocator.rules.validity import JobShape, excess_vnpus, is_allowed, not_allowed, refuse_servers, requested_vnpus
 from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
@@ -186,7 +173,7 @@ class RequestReader:
         request = replace(request, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated))
         together = job.cooperation_with(pod)
         several = together.known is not None and together.known > 1
-        if is_for_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
+        if fewest_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
             request = replace(request, distributed=several and not job.is_independent(pod), needs_network=True)
             request = self._of_several(pod, job, request, candidates)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)

@@ -7,7 +7,8 @@ from allocator.decision.occupants import Occupants
 from allocator.decision.request import ResolvedRequest
 from allocator.decision.trial import ending_on
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge, peer_on_node
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge, peer_on_node
 from allocator.rules.victims import Occupant, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger

@@ -13,7 +13,8 @@ from msgspec import structs
 from allocator.decision.occupants import Occupants
 from allocator.gangs.policy import Policy
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity
 from allocator.rules.victims import Occupant, Work, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex

@@ -170,7 +170,7 @@ class WaitingJobs:
 
     def needs(self) -> Iterator[Need]:
         """The needs of the jobs that lack nothing but chips, in the order of the jobs."""
-        return heapq.merge(self._needs_of_gangs(), self._needs_alone(), key=_order_of)
+        return heapq.merge(self._needs_of_gangs(), self._needs_alone(), key=lambda need: need.order)
 
     def pass_over(self, need: Need) -> None:
         """Look at other pods first: this one can't use any chips now."""
@@ -270,7 +270,9 @@ class WaitingJobs:
             self._forget(pod)
         elif pod.uid in self._alone:
             self._return(pod.uid)
-        elif self._cluster.jobs.job_of(pod).is_gang or _is_refused(pod):
+        elif self._cluster.jobs.job_of(pod).is_gang or (
+            (verdict := verdict_on(pod)) is not None and verdict.status == "False"
+        ):
             self.note(pod)
 
     def _pass_over(self, order: _Order) -> None:
@@ -292,12 +294,3 @@ class WaitingJobs:
             del self._passed_over[pod.uid]
         else:
             del self._alone_ordered[bisect_left(self._alone_ordered, order)]
-
-
-def _is_refused(pod: Pod) -> bool:
-    verdict = verdict_on(pod)
-    return verdict is not None and verdict.status == "False"
-
-
-def _order_of(need: Need) -> _Order:
-    return need.order

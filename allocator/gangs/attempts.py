@@ -34,7 +34,8 @@ from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.node_constraints import untolerated
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

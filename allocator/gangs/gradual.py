@@ -27,7 +27,8 @@ from msgspec.structs import replace
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.planning import Scope
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger

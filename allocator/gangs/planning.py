@@ -20,7 +20,7 @@ from allocator.gangs.start_queue import Wait, created
 from allocator.rules.job import JobKey
 from allocator.rules.job_settings import require_one_block, with_settings
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import peer_on_node
+from allocator.rules.verdicts import peer_on_node
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from typing import Final
 
 from allocator.gangs.policy import Peer
@@ -12,7 +11,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import BlockRecord
 from ascend.annotations import read_block
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 
 ENDS_S: Final = 10.0
 """A pod is about to end if it has to within so many seconds, or should have ended at most so many seconds ago."""
@@ -64,11 +63,8 @@ def ending_nodes(job: Job, record: Mapping[int, Peer], cluster: Cluster, now_s: 
 
 
 def _ends(pod: Pod, now_s: float) -> bool:
-    when = pod.metadata.deletion_timestamp
-    try:
-        return when is not None and abs(datetime.fromisoformat(when).timestamp() - now_s) <= ENDS_S
-    except ValueError:
-        return False
+    end_s = unix_seconds(pod.metadata.deletion_timestamp)
+    return end_s is not None and abs(end_s - now_s) <= ENDS_S
 
 
 def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> Counter[int]:

@@ -12,14 +12,13 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member, Policy
-from allocator.rules.vacancy import Fit
+from allocator.gangs.switch_servers import NOBODY, Servers
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.location import Level
-from allocator.state.ranking import Bucket
 from allocator.state.reservation import OnSwitch, Seat
-from allocator.state.switches import SwitchUse, SwitchView
+from allocator.state.switches import SwitchView
 from allocator.switches.demand import SwitchDemand, Version
 from allocator.switches.replacing import (
     Staying,
@@ -38,9 +37,6 @@ from ascend.grammar import count, some
 from ascend.leaf_switches import Spot, SwitchTable
 from ascend.reasons import Reason
 from ascend.turn import Steps
-
-_STEP: Final = 64
-"""After so many switches there is a pause."""
 
 
 class SwitchAffinity(Policy, frozen=True):
@@ -164,7 +160,7 @@ class SwitchAffinity(Policy, frozen=True):
             return found
         shared, most = sum(state.use is Use.SHARED for state in found.values()), self.demand.most_shared
         left = {room.switch for room in rooms if room.size > missing}
-        used = {switch for switch in switches if view.others.get(switch, _NOBODY).state.use is not Use.FREE}
+        used = {switch for switch in switches if view.others.get(switch, NOBODY).state.use is not Use.FREE}
         for switch in sorted(set(switches).difference(found), key=lambda each: (each not in used, each)):
             is_shared = switch in used or (switch in left and shared < most)
             shared += is_shared
@@ -247,69 +243,6 @@ class SwitchAffinity(Policy, frozen=True):
         return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job} ({schema}): {lack.sentence}; free for it: {free}")
 
 
-class Servers:
-    """The free servers below switches on which every member of a gang fits.
-
-    Args:
-        index: the nodes.
-        names: the names of the servers, by spot.
-    """
-
-    def __init__(self, index: NodeIndex, names: Mapping[Spot, str]) -> None:
-        self._index = index
-        self.names = names
-
-    @classmethod
-    def read(cls, gang: GangRequest, index: NodeIndex) -> "Steps[Servers]":
-        """Find the servers; those of its peers are not free."""
-        requests = list(dict.fromkeys(member.request for member in gang.members))
-        verdicts = [index.ranking(request).verdict for request in requests]
-        sets = {id(names): names for member in gang.members if (names := gang.allowed(member)) is not None}
-        allowed = [frozenset(names) for names in sets.values()]
-        taken = {name for name, most in gang.limits.items() if most <= 0} | set(gang.peers)
-        taken |= {peer.node for peer in gang.record.values() if peer.stays}
-        location = index.topology.location
-        found: dict[Spot, str] = {}
-        for number, place in enumerate(index.topology.places(Level.SWITCH).values(), start=1):
-            for bucket, there in place.fitting(verdicts[0]):
-                if all(isinstance(verdict(bucket), Fit) for verdict in verdicts[1:]):
-                    for name in there:
-                        spot = location(name).spot
-                        if name not in taken and spot is not None and all(name in each for each in allowed):
-                            found[spot] = min(name, found.get(spot, name))
-            if not number % _STEP:
-                yield
-        return cls(index, found)
-
-    def restricted(self, spot: Spot) -> "Servers":
-        """Only one server."""
-        return Servers(self._index, {spot: self.names[spot]})
-
-    def rooms(
-        self, others: Mapping[int, SwitchUse], without: Collection[Spot] = (), also: Collection[Spot] = ()
-    ) -> list[Room]:
-        """What a job sees of each switch.
-
-        Args:
-            others: how other jobs use the switches.
-            without: servers that do not count, but their switches do.
-            also: servers that count although they are not free.
-        """
-        slots: dict[int, list[int]] = {spot.switch: [] for spot in without}
-        for spot in sorted({*self.names, *also}.difference(without)):
-            slots.setdefault(spot.switch, []).append(spot.slot)
-        uses = ((switch, tuple(free), others.get(switch, _NOBODY)) for switch, free in slots.items())
-        return [Room(switch, free, use.state, use.spanning) for switch, free, use in uses]
-
-    def seat(self, member: Member, spot: Spot, part: OnSwitch) -> Seat:
-        """The seat of a member on a server."""
-        name = self.names[spot]
-        bucket = self._index.entries[name]
-        fit = self._index.ranking(member.request).verdict(bucket) if isinstance(bucket, Bucket) else None
-        assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones
-        return Seat(member.uid, member.pod, name, fit.take, part)
-
-
 class _Known(NamedTuple):
     """What was found, and for what."""
 
@@ -319,7 +252,6 @@ class _Known(NamedTuple):
     whole: ServerSet | NoFit
 
 
-_NOBODY: Final = SwitchUse()
 _MOST_KNOWN: Final = 2
 """With and without the nodes on which pods of the job have failed."""
 RECENT: Final[WeakKeyDictionary[NodeIndex, deque[_Known]]] = WeakKeyDictionary()

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final, TypeAlias
 
 import structlog
@@ -28,7 +27,7 @@ from allocator.rules.victims import NEVER
 from allocator.settings import Settings
 from ascend.errors import Refusal
 from ascend.fair import in_turn
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
@@ -304,9 +303,8 @@ class Gates:
         return pod.spec.preemption_policy != NEVER and pod.priority > min(self._priorities, default=pod.priority)
 
     def _has_waited(self, pod: Pod) -> bool:
-        created = pod.metadata.creation_timestamp
-        limit_s = self._settings.gate_limit_s
-        return limit_s > 0 and created is not None and self._now_s() - _seconds(created) >= limit_s
+        created_s, limit_s = unix_seconds(pod.metadata.creation_timestamp), self._settings.gate_limit_s
+        return limit_s > 0 and created_s is not None and self._now_s() - created_s >= limit_s
 
     def _lift(self, pod: Pod, why: str, written: "asyncio.Task[bool] | None" = None) -> None:
         self._writes.start(self._remove_gate(pod, why, written), f"lift the gate of {pod.key}")
@@ -345,10 +343,3 @@ class Gates:
             self._priorities[priority] -= 1
             if not self._priorities[priority]:
                 del self._priorities[priority]
-
-
-def _seconds(timestamp: str) -> float:
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return float("inf")

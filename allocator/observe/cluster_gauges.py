@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -18,7 +17,7 @@ from prometheus_client.registry import Collector
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.decision.engine import DecisionEngine
 from allocator.state.supply import Supply, SupplyReader
-from ascend.kube.objects import kept_length
+from ascend.kube.objects import kept_length, unix_seconds
 from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
@@ -134,10 +133,8 @@ class ClusterGauges(Collector):
         yield earmarked
 
     def _age_s(self, created: str) -> float:
-        try:
-            return max(self._now_s() - datetime.fromisoformat(created).timestamp(), 0.0)
-        except ValueError:  # none waits
-            return 0.0
+        since_s = unix_seconds(created)
+        return max(self._now_s() - since_s, 0.0) if since_s is not None else 0.0  # none waits
 
 
 def _waiting(name: str, meaning: str, measured: Mapping[tuple[str, WaitingFor], float]) -> GaugeMetricFamily:

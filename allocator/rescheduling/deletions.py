@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Final
 
 import structlog
@@ -21,7 +20,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.chips import chip_ids
 from ascend.errors import ApiError, Unreachable
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 
 log = structlog.get_logger()
 
@@ -280,8 +279,4 @@ class Deletions:
 
 def _end_s(pod: Pod) -> float:
     """When the grace period of a pod that is being deleted is over, Unix seconds; 0 for other pods."""
-    text = pod.metadata.deletion_timestamp
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else 0.0
-    except ValueError:
-        return 0.0
+    return unix_seconds(pod.metadata.deletion_timestamp) or 0.0

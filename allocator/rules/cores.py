@@ -261,11 +261,6 @@ def fewest_chips(cores: int) -> int:
     return min(filter(None, (kind.whole_chips(cores) for kind in divisible_kinds())), default=0)
 
 
-def is_for_chips(cores: int) -> bool:
-    """Whether a number of AI cores stands for whole chips, of whatever kind."""
-    return fewest_chips(cores) > 0
-
-
 def no_cores(request: ChipRequest) -> Refusal:
     """Why a node refuses AI cores that does not offer them."""
     return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, {HAS_NO_CORES}")

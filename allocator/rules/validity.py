@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
-from allocator.rules.cores import is_for_chips, requested_cores
+from allocator.rules.cores import fewest_chips, requested_cores
 from allocator.rules.job import JobKey, is_independent, stated_minimum
 from allocator.rules.job_products import NO_TOR_AFFINITY, SUPER_POD_BLOCK, TOR_AFFINITY, product_marks, wanted_products
 from allocator.rules.request import counted_chips, requested_chips, requested_what
@@ -134,7 +134,7 @@ def _vnpus(resource: str, quantity: str) -> int:
     number = whole_number(quantity)
     if number is None:
         return 1  # the API server refuses an invalid quantity
-    return int(number > 0 and not is_for_chips(number)) if resource == RESOURCE_CORES else number
+    return int(number > 0 and not fewest_chips(number)) if resource == RESOURCE_CORES else number
 
 
 def invalidity(

@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity, judge
 from ascend.chips import ChipSet
 from ascend.cores import Cut
 from ascend.errors import Refusal

@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final, TypeAlias
 
 import structlog
@@ -24,7 +23,7 @@ from ascend.annotations import CLAIMED, REAL, read_predicate_time
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.grammar import some
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 from ascend.rate_limiters import ItemBackoff
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
@@ -162,7 +161,11 @@ class Bypasses:
 
     def _had_chips(self, pod: Pod, keys: Collection[_Key]) -> None:
         decided = read_predicate_time(pod.metadata.annotations)
-        since_s = _seconds(pod.metadata.creation_timestamp) if decided in {None, CLAIMED} else (decided or 0) / 1e9
+        since_s = (
+            (unix_seconds(pod.metadata.creation_timestamp) or 0.0)
+            if decided in {None, CLAIMED}
+            else (decided or 0) / 1e9
+        )
         for key in keys:
             self._on_work(key, since_s)
             bypass = self._bypasses.get(key)
@@ -173,7 +176,7 @@ class Bypasses:
         if pod.uid in self._refused:
             return
         self._refused.add(pod.uid)
-        refused_s = _seconds(pod.status.start_time or pod.metadata.creation_timestamp)
+        refused_s = unix_seconds(pod.status.start_time or pod.metadata.creation_timestamp) or 0.0
         for key in _keys(pod):
             known = self._bypasses.get(key)
             # Times of the API are whole seconds.
@@ -241,13 +244,6 @@ def _is_refused(pod: Pod) -> bool:
     """Whether the node has refused a pod without chips written on it."""
     status = pod.status
     return status.phase == "Failed" and status.reason == _REJECTED and f"{Reason.NOT_PLACED}:" in status.message
-
-
-def _seconds(timestamp: str | None) -> float:
-    try:
-        return datetime.fromisoformat(timestamp or "").timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _refusal(pod: Pod, bypass: _Bypass, connected: Sequence[str]) -> Refusal:

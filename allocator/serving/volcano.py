@@ -25,7 +25,7 @@ from allocator.decision.preemption import Preemption
 from allocator.decision.request import ResolvedRequest
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
-from allocator.rules.vacancy import Fit
+from allocator.rules.verdicts import Fit
 from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from allocator.rules.job import JobKey
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.state.changes import Changes, PodFollowers
 from allocator.state.holding import Holding, read_holding
 from allocator.state.index import NodeIndex

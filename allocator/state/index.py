@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, cast
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, Verdict, capacity
 from allocator.state.location import Location
 from allocator.state.node import Offer, unknown_node
 from allocator.state.ranking import Bucket, Ranking

@@ -18,7 +18,7 @@ from allocator.state.plans import Plans
 from allocator.state.promises import Promises
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.takes import Take
-from ascend.turn import Steps, at_once
+from ascend.turn import Steps
 
 DOUBT_S = 75.0
 """How long a Binding of unknown outcome may still be made: the API server's own limit for requests is 60 s."""
@@ -240,10 +240,6 @@ class Ledger:
             self._changed(reservation.node, (uid,))
             self._ended(reservation)
         return reservation
-
-    def expire(self) -> list[Reservation]:
-        """Release all that has expired; returns what was released."""
-        return [*at_once(self.expire_plans()), *self.expire_reserved()]
 
     def expire_plans(self) -> Steps[list[Reservation]]:
         """Release every plan that has expired, some seats in each step; returns what was released.

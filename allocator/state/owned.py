@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from allocator.rules.job import JobKey
@@ -10,7 +9,7 @@ from ascend.jobs.core import INDEXED_JOB, STATEFUL_SET
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.ray import RAY_GANG
 from ascend.kube import kept
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 from ascend.kube.workloads import BatchJob, StatefulSet
 
 SETTINGS: Final = kept.SETTINGS - {"app", "jobID", "ome.io/inferenceservice", RAY_GANG}
@@ -120,10 +119,7 @@ class Owners:
 def _end(limit_s: int | None, started: str, now_s: float) -> float:
     if limit_s is None:
         return math.inf
-    try:
-        return (datetime.fromisoformat(started).timestamp() if started else now_s) + limit_s
-    except ValueError:
-        return now_s + limit_s
+    return (unix_seconds(started) or now_s) + limit_s
 
 
 def _key(owner: StatefulSet | BatchJob) -> JobKey:

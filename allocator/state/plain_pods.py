@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from allocator.rules.job import find_job, stated_minimum
 from ascend.errors import Refusal
 from ascend.jobs.core import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, unix_seconds
 
 _VENDOR: Final = "huawei.com/"
 _ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, JOB, "ReplicaSet", "ReplicationController"})
@@ -154,8 +154,5 @@ def _uid(key: int | str) -> str:
 
 def _created_s(pod: Pod) -> int:
     """When a pod was created, Unix seconds; 0 if that is unknown."""
-    try:
-        created_s = int(datetime.fromisoformat(pod.metadata.creation_timestamp or "").timestamp())
-    except ValueError:
-        return 0
+    created_s = int(unix_seconds(pod.metadata.creation_timestamp) or 0)
     return min(max(created_s, 0), (1 << _TIME_BITS - 1) - 1)

@@ -12,7 +12,8 @@ from itertools import count
 from typing import Final
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, Verdict, judge
 from ascend.rules.placement import OrderKey
 
 _NUMBERS: Final = count()

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity
 from allocator.state.index import NodeIndex
 from ascend.turn import Turn
 

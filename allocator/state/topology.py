@@ -8,7 +8,7 @@ node. A location is not part of a vacancy: then every bucket would be one node.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
-from allocator.rules.vacancy import Fit, Verdict
+from allocator.rules.verdicts import Fit, Verdict
 from allocator.state.location import NOWHERE, Level, Location
 from allocator.state.ranking import Bucket
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit
+from allocator.rules.verdicts import Fit
 from allocator.state.index import NodeIndex
 from allocator.state.node import Offer
 from allocator.state.ranking import Bucket

@@ -1,5 +1,6 @@
 """Decodes what the API server answers: objects into slim types, failures into exceptions."""
 
+import logging
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -7,7 +8,9 @@ import aiohttp
 import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
-from ascend.kube.objects import KubeObject, read_object
+from ascend.kube.objects import KubeObject, Resource, T, read_object
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_LIMIT_S: Final = 30.0
 """The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
@@ -32,6 +35,42 @@ class Status(msgspec.Struct):
     code: int = 0
 
 
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class List(msgspec.Struct):
+    """A page of a list."""
+
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _HeadMetadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class Head(msgspec.Struct):
+    """What tells whether an object has changed, decoded in a fraction of the time."""
+
+    metadata: _HeadMetadata
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, or the name alone."""
+        return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
+
+
+class WatchEvent(msgspec.Struct):
+    """A change on a watch, or its error."""
+
+    type: str
+    object: msgspec.Raw
+
+
 def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
     """Decode the API server's answer; ``what`` names it in the error, by default as an object.
 
@@ -43,6 +82,17 @@ def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
     except UNREADABLE as error:
         what = what or f"answer about {_name(raw) or kind.__name__}"
         raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
+
+
+def decode_item(raw: msgspec.Raw, resource: Resource[T]) -> T | None:
+    """An object; None if it can't be decoded: it must not hide the others."""
+    try:
+        return read_object(raw, resource.type)
+    except UNREADABLE as error:
+        shown = bytes(raw)[:200].decode(errors="replace")
+        extra = {"resource": resource.plural, "error": str(error), "object": shown}
+        log.error("ignoring an object", extra=extra)  # noqa: TRY400 - the traceback of a decoder is not useful
+        return None
 
 
 def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:

@@ -8,6 +8,7 @@ object back. Of pods, whose authors share the memory of the programs, only so mu
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -15,12 +16,7 @@ import msgspec
 
 from ascend.annotations import PLACEMENT_GATE
 from ascend.chips import RESOURCE
-from ascend.kube.containers import (
-    Container,
-    Volume,
-    first_containers,
-    whole_number,
-)
+from ascend.kube.containers import Container, Volume, first_containers, whole_number
 from ascend.kube.kept import (
     LONGEST,
     LONGEST_NAME,
@@ -91,6 +87,14 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True, gc=False):
         for owner in self.owner_references:  # evaluated a dozen times for each decision, so without a generator
             if owner.controller:
                 return owner
+        return None
+
+
+def unix_seconds(timestamp: str | None) -> float | None:
+    """A time of the API as Unix seconds; None if it is missing or can't be read."""
+    try:
+        return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
+    except ValueError:
         return None
 
 

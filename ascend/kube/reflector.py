@@ -27,57 +27,20 @@ from typing import Generic
 
 import msgspec
 
-from ascend.errors import UNREADABLE, ApiError, Expired, TooLarge, Unreachable
-from ascend.kube.answers import Status, decode, error_of
+from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
+from ascend.kube.answers import Head, List, Status, WatchEvent, decode, decode_item, error_of
 from ascend.kube.client import KubeClient
 from ascend.kube.handler import Handler, Unkept
-from ascend.kube.objects import KubeObject, Resource, T, read_object
+from ascend.kube.objects import KubeObject, Resource, T
 from ascend.rate_limiters import Backoff
 from ascend.turn import Turn
 
 log = logging.getLogger(__name__)
 
-PAGE_SIZE = 500
-PAGE_BYTES = 16 * 1024 * 1024
-"""The most that is read of a page; one with more, of objects of up to 1.5 MB each, is asked for again in parts."""
-_TURN_BYTES = 2 * 1024 * 1024
-"""About so much is asked for in a page: finding its objects takes a few milliseconds."""
-_SMALLER, _LARGER = 8, 2
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
 """Bookmarks come about every minute; after two and a half the connection is considered dead."""
-
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
-class _HeadMetadata(msgspec.Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-
-
-class _Head(msgspec.Struct):
-    """What tells whether an object has changed, decoded in a fraction of the time."""
-
-    metadata: _HeadMetadata
-
-    @property
-    def key(self) -> str:
-        return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
-
-
-class _WatchEvent(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
 
 
 class Reflector(Generic[T]):
@@ -191,20 +154,20 @@ class Reflector(Generic[T]):
         missing = self._objects.copy()  # at once, in 3 ms for 131,000 objects; it is nearly empty when it is released
         changed: list[list[T]] = []
         version = token = ""
-        size = max(PAGE_SIZE // 4, 1)  # the objects may be large
+        size = 0
         turn = Turn()
         if self._unkept is not None:
             self._unkept.list_started()
         while True:
-            body, size = await self._read_page(token, size)
+            body, size = await self._client.read_page(self._path, self._selectors, token, size)
             self._on_contact()
             await turn.share()
-            page, new = decode(body, _List, "answer"), list[T]()
+            page, new = decode(body, List, "answer"), list[T]()
             for raw in page.items or ():
                 key = self._key_of_unchanged(raw)
                 if key is not None:
                     missing.pop(key, None)
-                for obj in self._decode_items((raw,)) if key is None else ():
+                elif (obj := decode_item(raw, self._resource)) is not None:
                     missing.pop(obj.key, None)
                     if self._is_unkept(obj):
                         self._apply(obj)
@@ -220,20 +183,6 @@ class Reflector(Generic[T]):
             self._unkept.list_ended()
         self._version = version
         self.synced.set()
-
-    async def _read_page(self, token: str, size: int) -> tuple[bytes, int]:
-        """The next page, with at most so many objects, and how many the one after it may have."""
-        while True:
-            query = {**self._selectors, "limit": str(size)}
-            if token:
-                query["continue"] = token
-            limit = PAGE_BYTES if size > 1 else None
-            try:
-                body = await self._client.request("GET", self._path, query=query, timeout_s=60.0, most_bytes=limit)
-            except TooLarge:
-                size = max(size // _SMALLER, 1)
-            else:
-                return body, max(min(size * _LARGER, PAGE_SIZE, size * _TURN_BYTES // len(body)), 1)
 
     async def _replace(self, gone: Mapping[str, T], changed: list[list[T]], turn: Turn) -> None:
         # In the order of their creation, as on a watch.
@@ -265,7 +214,7 @@ class Reflector(Generic[T]):
                 turn = Turn()
                 async for line in lines:
                     self._on_contact()
-                    self._follow(decode(line, _WatchEvent, "answer"))
+                    self._follow(decode(line, WatchEvent, "answer"))
                     progressed = True
                     await turn.share()
         except TimeoutError:
@@ -278,20 +227,21 @@ class Reflector(Generic[T]):
             self._pause = None
         return progressed or self._monotonic() - started_s >= 1.0
 
-    def _follow(self, event: _WatchEvent) -> None:
+    def _follow(self, event: WatchEvent) -> None:
         if event.type == "ERROR":
             status = decode(event.object, Status, "answer")
             raise error_of(status.code, status.message, status.reason)
         if event.type == "BOOKMARK":
             self._version = decode(event.object, KubeObject, "answer").metadata.resource_version
             return
-        for obj in self._decode_items((event.object,)):
-            if event.type == "DELETED":
-                # The uid distinguishes a late DELETED of an earlier object from one of the current object.
-                self._delete(obj)
-            else:
-                self._apply(obj)
-            self._version = obj.metadata.resource_version
+        if (obj := decode_item(event.object, self._resource)) is None:
+            return
+        if event.type == "DELETED":
+            # The uid distinguishes a late DELETED of an earlier object from one of the current object.
+            self._delete(obj)
+        else:
+            self._apply(obj)
+        self._version = obj.metadata.resource_version
 
     def _apply(self, obj: T) -> None:
         key = obj.key
@@ -322,7 +272,7 @@ class Reflector(Generic[T]):
         if not self._objects:
             return None
         try:
-            head = msgspec.json.decode(raw, type=_Head)
+            head = msgspec.json.decode(raw, type=Head)
         except UNREADABLE:
             return None
         old = self._objects.get(head.key)
@@ -331,21 +281,6 @@ class Reflector(Generic[T]):
 
     def _is_unkept(self, obj: T) -> bool:
         return self._unkept is not None and self._unkept.unkept(obj)
-
-    def _decode_items(self, items: tuple[msgspec.Raw, ...] | list[msgspec.Raw]) -> Iterator[T]:
-        for raw in items:
-            try:
-                yield read_object(raw, self._resource.type)
-            except UNREADABLE as error:
-                # One object that can't be decoded must not hide the others.
-                log.error(  # noqa: TRY400 - the traceback of a decoder is not useful
-                    "ignoring an object",
-                    extra={
-                        "resource": self._resource.plural,
-                        "error": str(error),
-                        "object": bytes(raw)[:200].decode(errors="replace"),
-                    },
-                )
 
     def _on_contact(self) -> None:
         self._contact_s = self._monotonic()

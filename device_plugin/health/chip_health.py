@@ -262,18 +262,14 @@ class ChipHealth:
         if self._bars_use(own) or (self._level(own).bars_new_use and not running):
             return self._why_barred(own)
         if self._is_silent(now_s, policy):
-            return "DriverSilent", self._why_silent(policy)
+            seen = f"has not reported it {f'for {policy.stale_s:g} s' if self.was_read else 'yet'}"
+            return "DriverSilent", f"the driver {'does not list it' if self._is_unlisted else seen}"
         if self._contact.in_doubt:
             return "DriverAlarm", "the driver rates its health as fatal and reports no fault code that explains it"
         held = [self._barred, self._silence] if running else [self._barred, self._silence, self._barred_new]
         if bad := [damper for damper in held if damper.bad]:
             return "Recovering", _recovering(bad, policy)
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
-
-    def _why_silent(self, policy: HealthSettings) -> str:
-        if self._is_unlisted:
-            return "the driver does not list it"
-        return f"the driver has not reported it {f'for {policy.stale_s:g} s' if self.was_read else 'yet'}"
 
     def _why_barred(self, own: Sequence[FaultRecord]) -> tuple[str, str]:
         barring = [record for record in own if record.level.bars_new_use]

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -16,12 +14,11 @@ from device_plugin.driver.resetting import ResettingDriver, one_by_one, reset_gr
 from device_plugin.health.moment import Moment, present_moment
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
 from device_plugin.reset.group_reset import GroupReset
+from device_plugin.reset.host import Knowledge, ResetHost
 from device_plugin.reset.reset_info import EarlierResets, read_resets, write_resets
 from device_plugin.reset.steps import (
-    Announce,
     Command,
     ResetBudget,
     ResetOptions,
@@ -44,64 +41,6 @@ _RESULTS: Mapping[str, str] = {
     "NPUResetFailed": "failed",
     "NPUResetCancelled": "cancelled",
 }
-
-
-class Initializes(Protocol):
-    """The scanner, as far as resets need it."""
-
-    muted: ChipSet
-    keeps_table: bool
-
-    def read_since(self, since_s: float) -> ChipSet:
-        """Return the chips of which a reading counts that began at this time or later."""
-
-    async def initialize(self) -> None:
-        """Initialize the driver again, or raise DriverError."""
-
-
-class Withholds(Protocol):
-    """The health monitor, as far as resets need it."""
-
-    def withhold(self, chips: ChipSet, annotations: Mapping[str, str]) -> None:
-        """Judge at once: these chips can't be allocated, and the Node has these annotations."""
-
-    def was_reset(self, chips: ChipSet) -> None:
-        """Forget what was announced about chips before they were reset."""
-
-
-class ResetHost(Protocol):
-    """What reads, judges and reports the chips, as far as resets need it."""
-
-    @property
-    def scanner(self) -> Initializes:
-        """Reads the chips."""
-
-    @property
-    def health(self) -> Withholds:
-        """Withholds them."""
-
-    @property
-    def announce(self) -> Announce:
-        """Receives every step, for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What the plugin knows about its chips and pods.
-
-    Attributes:
-        snapshots: the node's chips.
-        advertised: the healthy chips in the last list that the kubelet was sent.
-        ledgers: what pods hold: whole chips, vNPUs and AI cores, whichever are offered now.
-        is_admitting: whether a call of the kubelet for any of them is being answered.
-        written: the annotations that the Node has of this plugin.
-    """
-
-    snapshots: Observable[Snapshot | None]
-    advertised: Observable[ChipSet]
-    ledgers: Ledgers
-    is_admitting: Callable[[], bool]
-    written: Observable[Mapping[str, str]]
 
 
 class HotReset:

@@ -7,8 +7,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
+import structlog
 
 from ascend.daemon.grpc_start import require_descriptors, start_server
 from ascend.errors import Unreachable
@@ -16,6 +18,8 @@ from device_plugin.kubelet.channel import open_channel
 from device_plugin.pods.admission_matcher import CAP_S
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 API_VERSION = "v1beta1"
 STOP_GRACE_S = CAP_S
@@ -127,3 +131,40 @@ def list_names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]  # glob hides errors from Python 3.13 on
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether somebody listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)  # noqa: FBT003 - the name of the method says what it sets
+        try:
+            trial.connect(str(path))
+        except BlockingIOError:
+            return True  # too many connections wait
+        except OSError:
+            return False
+    return True
+
+
+def remove_stale_sockets(folder: Path, instance: str) -> None:
+    """Remove the sockets of earlier instances: this one holds the lock, so they have ended, unless it was deleted."""
+    try:
+        for name in list_names(folder):
+            is_earlier = name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{instance}-")
+            if is_earlier and name.endswith(".sock") and not _is_served(folder / name):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("sockets of earlier instances can't be removed", error=str(error))
+
+
+def identity(path: Path) -> Identity | None:
+    """Return the identity of a file; None if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return (stat.st_dev, stat.st_ino, stat.st_ctime_ns)

@@ -17,11 +17,9 @@ inotify says at once that a socket has come or gone, and costs an idle plugin no
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import grpc
 import structlog
@@ -34,10 +32,11 @@ from device_plugin.metrics import Metrics
 from device_plugin.serving.folder_watch import watch_folder
 from device_plugin.serving.plugin_socket import (
     KUBELET_SOCKET,
-    PREFIX,
-    list_names,
+    Identity,
+    identity,
     new_instance,
     register,
+    remove_stale_sockets,
     served,
     socket_name,
 )
@@ -64,9 +63,6 @@ WAIT_LIMIT_S = 4.0
 """The longest wait between attempts with the same kubelet; a new kubelet is registered with at once."""
 
 KUBELET_RESTARTED = "the kubelet has restarted"
-
-Identity: TypeAlias = tuple[int, int, int]
-"""Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
 
 
 class Registration:
@@ -123,7 +119,7 @@ class Registration:
             LockLost: its file was deleted, and another instance took it first.
         """
         loop = asyncio.get_running_loop()
-        self._remove_stale_sockets()
+        remove_stale_sockets(self._directory, self._instance)
         # Two plugins for one resource end each other's streams: without a pause they would do nothing else.
         backoff = Backoff(first_s=FIRST_WAIT_S, limit_s=WAIT_LIMIT_S)
         known: Identity | None = None
@@ -158,11 +154,11 @@ class Registration:
             log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while _identity(self._kubelet_socket) == kubelet:  # noqa: ASYNC110 - files send no notification
+                    while identity(self._kubelet_socket) == kubelet:  # noqa: ASYNC110 - files send no notification
                         await asyncio.sleep(POLL_S)
 
     async def _present_kubelet(self) -> Identity:
-        while (found := _identity(self._kubelet_socket)) is None:
+        while (found := identity(self._kubelet_socket)) is None:
             self._problem = f"waiting for {self._kubelet_socket}"
             await asyncio.sleep(POLL_S)
         return found
@@ -173,7 +169,7 @@ class Registration:
         async with AsyncExitStack() as server:
             path = await server.enter_async_context(self._server(servicer))
             server.callback(servicer.end_streams)
-            own = _identity(path)
+            own = identity(path)
             if not await self._register(path.name, kubelet):
                 return KUBELET_RESTARTED
             self._metrics.registrations.labels(result="registered").inc()
@@ -201,12 +197,12 @@ class Registration:
         with watch_folder(self._directory) as folder:
             while True:
                 folder.changed.clear()
-                present = _identity(self._kubelet_socket)
+                present = identity(self._kubelet_socket)
                 # Without its socket the kubelet can't be registered with, but the stream to it may still work.
                 if present not in {kubelet, None}:
                     return KUBELET_RESTARTED
                 self._succession.keep_lock()
-                if _identity(path) != own and present is not None:
+                if identity(path) != own and present is not None:
                     return "our socket is gone"
                 if await self.others.mindcluster.serves() and await self._lets_go(servicer):
                     return "another plugin serves the resource"
@@ -281,7 +277,7 @@ class Registration:
         call = asyncio.ensure_future(self._call_register(endpoint))
         try:
             while not call.done():
-                if _identity(self._kubelet_socket) != kubelet:
+                if identity(self._kubelet_socket) != kubelet:
                     return False
                 await asyncio.wait((call,), timeout=POLL_S)
             call.result()
@@ -301,17 +297,6 @@ class Registration:
                 self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
             raise unreachable("the kubelet did not register us", error) from error
 
-    def _remove_stale_sockets(self) -> None:
-        # This instance holds the lock, so the instances that made them have ended, unless the lock was deleted.
-        try:
-            for name in list_names(self._directory):
-                path = self._directory / name
-                is_earlier = name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{self._instance}-")
-                if is_earlier and name.endswith(".sock") and not _is_served(path):
-                    path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("sockets of earlier instances can't be removed", error=str(error))
-
 
 async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
     """Wait until one of the events is set, at most for a time."""
@@ -321,25 +306,3 @@ async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _is_served(path: Path) -> bool:
-    """Return whether somebody listens on a socket."""
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.setblocking(False)  # noqa: FBT003 - the name of the method says what it sets
-        try:
-            trial.connect(str(path))
-        except BlockingIOError:
-            return True  # too many connections wait
-        except OSError:
-            return False
-    return True
-
-
-def _identity(path: Path) -> Identity | None:
-    """Return the identity of a file; None if there is none."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return (stat.st_dev, stat.st_ino, stat.st_ctime_ns)

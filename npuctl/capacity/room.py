@@ -6,7 +6,7 @@ from collections.abc import Container
 import msgspec
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import capacity
+from allocator.rules.verdicts import capacity
 from allocator.state.location import Level
 from allocator.state.supply import gang_request, largest_gangs
 from allocator.superpods.demand import PRODUCTS

@@ -32,7 +32,7 @@ from npuctl.doctor.program_objects import (
 )
 from npuctl.doctor.rights import Account, Denied, read_denied
 from npuctl.doctor.told import ADVICE, EventSighting, unready
-from npuctl.reading.manifests import Manifest
+from npuctl.reading.manifest import Manifest
 
 _EXPIRES: Final = "CertificateExpires"
 _BINDINGS: Final = re.compile(r"--webhooks=\S*bindings")

@@ -13,7 +13,8 @@ from npuctl.plan.layout import render
 from npuctl.plan.placement import Planning
 from npuctl.plan.rescheduling import reschedule
 from npuctl.plan.workloads import expand
-from npuctl.reading.manifests import Manifest, ManifestReading
+from npuctl.reading.manifest import Manifest
+from npuctl.reading.manifests import ManifestReading
 from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import DEFAULT_NAMESPACE, Source
 

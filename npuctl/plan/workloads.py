@@ -16,7 +16,7 @@ from ascend.jobs.table import WORKLOADS
 from ascend.kube.objects import KubeObject, Metadata, Pod
 from ascend.printable import shown
 from npuctl.plan.placement import UnplannedWorkload
-from npuctl.reading.manifests import Manifest, Named
+from npuctl.reading.manifest import Manifest, Named
 from npuctl.reading.objects import ClusterObjects
 
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"

@@ -11,7 +11,7 @@ import msgspec
 from allocator.decision.backlog import WaitingFor
 from allocator.rules.cores import fewest_chips
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, requested_what
-from allocator.rules.vacancy import capacity
+from allocator.rules.verdicts import capacity
 from allocator.state.view import WITHOUT_PROMISES
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from allocator.rules.job import JobKey, find_job
-from allocator.rules.vacancy import Fit
+from allocator.rules.verdicts import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import KINDS, fill

@@ -32,6 +32,7 @@ from ascend.pod_devices import held_chips
 from ascend.turn import at_once
 from tests.allocator.audit import audit, by_kind
 from tests.allocator.builders import GROUP, World, node, pod, report
+from tests.allocator.expiry import expire
 
 NODES = ("n1", "n2", "n3")
 JOBS = ("red", "blue")
@@ -224,7 +225,7 @@ class Consistency(RuleBasedStateMachine):
 
     def _bind(self, each: Pod, outcome: str) -> None:
         ledger = self.world.ledger
-        ledger.expire()
+        expire(ledger)
         self.promises.pop(each.uid, None)
         held = ledger.advance(each.uid, Stage.BINDING)
         if held is None:
@@ -279,7 +280,7 @@ class Consistency(RuleBasedStateMachine):
         self.world.now_s += seconds
         self.late = [late for late in self.late if late.until_s >= self.world.now_s]
         self.promises = {uid: promise for uid, promise in self.promises.items() if promise.until_s > self.world.now_s}
-        self.world.ledger.expire()
+        expire(self.world.ledger)
         self._verify()
 
     def _verify(self) -> None:
@@ -340,7 +341,7 @@ class Consistency(RuleBasedStateMachine):
 
     @rule()
     def unseen_bindings_are_verified(self) -> None:
-        asyncio.run(self.binder.verify())
+        asyncio.run(self.binder.outcomes.verify())
 
     # The invariants.
 
@@ -408,7 +409,7 @@ class Consistency(RuleBasedStateMachine):
             self._write(f"report {name}", report(name))
         self._deliver(len(self.events))
         self.world.now_s += GANG_TTL_S + 1
-        self.world.ledger.expire()
+        expire(self.world.ledger)
         self._verify()
         assert list(self.world.ledger) == []
         for name in NODES:

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import capacity
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE

@@ -15,8 +15,8 @@ import msgspec
 from rich.table import Table
 
 from ascend.deviceinfo import LABELS, NAMESPACE
+from ascend.kube.client import PAGE_SIZE
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
-from ascend.kube.reflector import PAGE_SIZE
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import pod_manifest
 from tests.bench.crowd import PODS_PER_NODE, settle

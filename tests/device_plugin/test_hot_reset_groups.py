@@ -29,7 +29,8 @@ from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.reset import hot_reset
-from device_plugin.reset.hot_reset import HotReset, Knowledge
+from device_plugin.reset.host import Knowledge
+from device_plugin.reset.hot_reset import HotReset
 from device_plugin.reset.steps import ResetOptions
 from tests.device_plugin.api import running
 from tests.device_plugin.builders import fault, judged_chip, pod, snapshot

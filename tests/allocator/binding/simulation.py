@@ -13,6 +13,7 @@ from ascend.errors import AscendError, Refusal
 from ascend.kube.objects import Condition, Pod
 from tests.allocator.binding.rig import HOLD_S, BinderWorld, Server
 from tests.allocator.builders import TYPE, node
+from tests.allocator.expiry import expire
 
 CHIPS = 8
 LABELS = {TYPE: "module-910b-8"}
@@ -135,7 +136,7 @@ class Simulation:
                 for _ in range(2):  # the Binding is asked for before the next pod is refused
                     await asyncio.sleep(0)
             if self.now_s % 1 == 0:
-                self.rig.world.ledger.expire()
+                expire(self.rig.world.ledger)
                 await self.rig.barrier.check()
                 self._requeue()
             for _ in range(4):

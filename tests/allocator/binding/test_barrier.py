@@ -19,6 +19,7 @@ from ascend.kube.workloads import PodGroup
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import BinderWorld
 from tests.allocator.builders import GROUP, node, pod, pod_group
+from tests.allocator.expiry import expire
 
 pytestmark = pytest.mark.looptime
 
@@ -81,7 +82,7 @@ class Scheduler:
         """Let time pass, second by second."""
         for _ in range(round(seconds)):
             self.rig.world.now_s += 1
-            self.rig.world.ledger.expire()
+            expire(self.rig.world.ledger)
             await self.rig.barrier.check()
             await asyncio.sleep(0.001)
 

@@ -175,9 +175,9 @@ async def test_a_binding_of_unknown_outcome_keeps_its_chips_reserved() -> None:
     # The Binding may have been made although the watch does not show it.
     assert engine.filter(pod("b", 8), ["n1"]).fitting == []
     rig.server.unreadable = [Unreachable("gone")]
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert engine.filter(pod("b", 8), ["n1"]).fitting == []
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert engine.filter(pod("b", 8), ["n1"]).fitting == ["n1"]
 
 
@@ -189,7 +189,7 @@ async def test_a_binding_not_seen_for_long_keeps_its_chips_reserved() -> None:
         await rig.binder.bind(REF, "n1")
     rig.world.now_s += 10 * DOUBT_S
     assert rig.world.engine.filter(pod("b", 8), ["n1"]).fitting == []
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert rig.stage() is Stage.ASSUMED
 
 
@@ -303,9 +303,9 @@ async def test_bindings_that_are_never_seen_are_verified() -> None:
     await rig.binder.bind(REF, "n1")
     await rig.binder.bind(PodRef("default", "b", "uid-b"), "n1")
     del rig.server.pods["a"]
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert rig.stage() is Stage.ASSUMED
     rig.world.now_s += 31
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert rig.stage() is None
     assert rig.stage("uid-b") is Stage.ASSUMED

@@ -13,6 +13,7 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import REF, BinderWorld
 from tests.allocator.builders import GROUP, node, pod
+from tests.allocator.expiry import expire
 
 pytestmark = pytest.mark.looptime
 
@@ -33,9 +34,9 @@ async def test_confirmed_chips_of_a_pod_never_bound_are_released() -> None:
     rig.reserver.confirm("uid-a", "n1")
     for _ in range(int(30 + DOUBT_S)):
         assert rig.stage() is not None
-        await rig.binder.verify()
+        await rig.binder.outcomes.verify()
         rig.world.now_s += 1
-    await rig.binder.verify()
+    await rig.binder.outcomes.verify()
     assert rig.stage() is None
     assert rig.server.reads == 2
 
@@ -104,11 +105,11 @@ async def test_chips_that_a_caller_knows_outlive_a_dropped_plan() -> None:
     rig.world.now_s += 119
     reserved = rig.reserver.reserve(b, None)
     rig.world.now_s += 2
-    rig.world.ledger.expire()
+    expire(rig.world.ledger)
     with pytest.raises(Refusal):
         rig.reserver.reserve(pod("other", 8), None)
     rig.world.now_s += 120
-    rig.world.ledger.expire()
+    expire(rig.world.ledger)
     assert rig.reserver.reserve(pod("other", 8), None).node == reserved.node
 
 
@@ -119,10 +120,10 @@ async def test_a_pod_returns_to_its_seat_if_its_caller_does_not_bind_it() -> Non
     rig.world.now_s += 20
     assert rig.reserver.reserve(a, None) == reserved
     rig.world.now_s += 20
-    assert rig.world.ledger.expire() == []
+    assert expire(rig.world.ledger) == []
     assert rig.stage() is Stage.RESERVED
     rig.world.now_s += 10
-    assert rig.world.ledger.expire() == []
+    assert expire(rig.world.ledger) == []
     assert rig.stage() is Stage.PLANNED
     assert rig.reserver.reserve(a, None) == reserved
     assert rig.world.engine.release(a.uid)

@@ -13,6 +13,7 @@ from ascend.errors import AscendError
 from ascend.kube.objects import Pod
 from tests.allocator.binding.webhook import Webhook, gang
 from tests.allocator.builders import World
+from tests.allocator.expiry import expire
 
 pytestmark = pytest.mark.looptime
 
@@ -31,7 +32,7 @@ async def tick(webhook: Webhook) -> None:
         for _ in range(4):
             await asyncio.sleep(0.25)
             webhook.rig.world.now_s += 0.25
-        webhook.rig.world.ledger.expire()
+        expire(webhook.rig.world.ledger)
         await webhook.rig.barrier.check()
 
 

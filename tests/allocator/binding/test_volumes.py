@@ -17,6 +17,7 @@ from ascend.kube.objects import Metadata, Pod, Resource
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import BinderWorld
 from tests.allocator.builders import pod
+from tests.allocator.expiry import expire
 from tests.allocator.gangs.builders import gang
 
 LIMIT_S = 660.0
@@ -72,7 +73,7 @@ class Waiting:
         for _ in range(seconds):
             self.world.now_s += 1.0
             await self.volumes.check()
-            self.world.ledger.expire()
+            expire(self.world.ledger)
             await self.rig.barrier.check()
             for _ in range(5):
                 await asyncio.sleep(0)  # what follows from it in other tasks

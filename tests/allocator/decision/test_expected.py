@@ -14,6 +14,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import NodeSpec, Pod, Taint
 from ascend.reasons import Reason
 from tests.allocator.builders import World, node, owned_by, pod, selecting
+from tests.allocator.expiry import expire
 from tests.allocator.gangs.builders import MESHES, TTL_S, bind, gang, world_of
 
 STAND_IN = "expected-"
@@ -144,7 +145,7 @@ def test_seats_expire_without_their_pods() -> None:
     world.add(*other)
     world.refusal(other[0])
     world.now_s += TTL_S
-    world.ledger.expire()
+    expire(world.ledger)
     assert world.engine.place(other[0]).node
 
 

@@ -80,7 +80,7 @@ async def test_a_gang_that_would_not_fit_even_then_preempts_nobody() -> None:
 
 async def test_choosing_victims_for_a_gang_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
-    monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
+    monkeypatch.setattr("allocator.gangs.board._STEP", 1)
     pods = gang(10)
     world, preemption = world_of(60, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(60)), *pods)
     improving, turns = asyncio.create_task(preemption.improve(pods[0], everywhere(world))), 0

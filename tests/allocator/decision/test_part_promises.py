@@ -19,6 +19,7 @@ from ascend.takes import Take
 from ascend.vnpus import Vnpu
 from tests.allocator.builders import World
 from tests.allocator.cores import core_node, core_pod
+from tests.allocator.expiry import expire
 from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 HERE = {"n1": Suggestion()}
@@ -134,7 +135,7 @@ async def test_a_nominated_pod_counts_after_its_promise_has_ended() -> None:
     world.add(nominated(one))
     end(world, [first])
     world.now_s += 1000
-    world.ledger.expire()
+    expire(world.ledger)
     assert not world.ledger.promises
     assert await preempt(preemption, two) == [*({"a", "b"} - {first})]
 

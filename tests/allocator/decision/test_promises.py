@@ -18,6 +18,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod
+from tests.allocator.expiry import expire
 
 CLAIM = {PREDICATE_TIME: str(CLAIMED)}
 EVERYWHERE = {"n0": Suggestion(), "n1": Suggestion()}
@@ -185,7 +186,7 @@ async def test_nobody_else_is_preempted_while_promised_chips_are_in_doubt() -> N
         world.add(asking)
         assert await preemption.improve(asking, EVERYWHERE) is None
     world.now_s += DEFAULT_KEEP_S + 60
-    world.ledger.expire()
+    expire(world.ledger)
     left = {each.name for each in low}.difference(victims)
     assert set(names(await preempt(preemption, high))) == left
 

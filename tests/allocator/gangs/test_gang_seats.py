@@ -8,6 +8,7 @@ from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, pod, selecting
+from tests.allocator.expiry import expire
 from tests.allocator.gangs.builders import MESHES, TTL_S, TWO, bind, gang, of_pool, reason, world_of
 
 
@@ -140,7 +141,7 @@ def test_an_unused_plan_expires_as_a_whole() -> None:
     world.now_s += TTL_S - 1
     world.engine.place(pods[1])
     world.now_s += 1
-    assert len(world.ledger.expire()) == 2
+    assert len(expire(world.ledger)) == 2
     assert world.ledger.expired_total == 2
     assert len(world.ledger) == 0
     assert world.engine.place(pods[1]).node == "n1"
@@ -153,10 +154,10 @@ def test_every_bound_pod_renews_the_rest_of_the_plan() -> None:
     for each in pods[:2]:
         bind(world, each)
         world.now_s += TTL_S - 1
-        world.ledger.expire()
+        expire(world.ledger)
     assert world.ledger.count(Stage.PLANNED) == 1
     world.now_s += 1
-    world.ledger.expire()
+    expire(world.ledger)
     assert world.ledger.count(Stage.PLANNED) == 0
 
 

@@ -27,7 +27,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradual, "_STEP", 1)
     monkeypatch.setattr("allocator.gangs.pending._STEP", 1)
     monkeypatch.setattr("allocator.gangs.planning._STEP", 1)
-    monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
+    monkeypatch.setattr("allocator.gangs.board._STEP", 1)
     monkeypatch.setattr("allocator.state.index._STEP", 1)
     monkeypatch.setattr(gradual, "MANY", 1)
 

@@ -5,7 +5,7 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.gangs import packing
+from allocator.gangs import board
 from allocator.gangs.packing import PACKING, pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import JobKey
@@ -23,7 +23,7 @@ def test_members_with_equal_requests_are_packed_at_once() -> None:
     world.add(*(node(f"n{number}", labels={"pool": "ab"[number % 2]}) for number in range(8)))
     pods = [of_pool(each, "ab"[at % 2]) for at, each in enumerate(gang("train", 8))]
     world.add(*pods)
-    with mock.patch.object(packing._Board, "take", autospec=True, side_effect=packing._Board.take) as take:
+    with mock.patch.object(board.Board, "take", autospec=True, side_effect=board.Board.take) as take:
         world.engine.place(pods[0])
     assert take.call_count == 2
 
@@ -44,7 +44,7 @@ def test_packing_equals_placing_one_after_the_other(
     names = None if allowed is None else [f"n{number}" for number in sorted(allowed)]
     members = tuple(Member(f"u{n}", f"default/p{n}", n, ChipRequest(chips)) for n, chips in enumerate(sizes))
     before = world.cluster.index.version
-    with mock.patch.object(packing, "_FEW", few):
+    with mock.patch.object(board, "_FEW", few):
         request = GangRequest(JobKey("default", "train", VOLCANO), members, PACKING, candidates=names)
         found = at_once(pack(request, world.cluster.index))
     assert world.cluster.index.version == before

@@ -13,12 +13,12 @@ from allocator.rules.cores import (
     cores_left,
     fewest_chips,
     fits_beside,
-    is_for_chips,
     part_or_chips,
     requested_cores,
 )
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.kube.containers import Container, Resources
@@ -100,8 +100,8 @@ def test_cores_are_requested_in_one_container_and_zero_is_no_request() -> None:
         assert "5 in container a, 5 in container b; AI cores may be requested in one" in refusal.message
     assert requested_cores(core_pod("none", 0)) is None
     assert not core_pod("none", 0).requests_chips
-    assert is_for_chips(48)
-    assert not is_for_chips(10)
+    assert fewest_chips(48)
+    assert not fewest_chips(10)
     assert [fewest_chips(cores) for cores in (20, 24, 48, 75, 100, 10, 0)] == [1, 1, 2, 3, 4, 0, 0]
 
 

@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
 from allocator.rules.validity import JobShape, invalidity
+from allocator.rules.verdicts import Fit, judge
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910B_16, ASCEND_A3_16, MESH_8, MESH_16, PLAIN_8, PLAIN_16, PRODUCTS, Family, Product

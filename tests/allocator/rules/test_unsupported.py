@@ -7,17 +7,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from allocator.rules.finders import KEYS, Asking, Stated
 from allocator.rules.rescheduling_labels import KNOWN_VALUES
-from allocator.rules.unsupported import (
-    _KEYS,
-    UNSUPPORTED,
-    Asking,
-    Outcome,
-    Stated,
-    refused_demand,
-    requests_other_devices,
-    without_effect,
-)
+from allocator.rules.unsupported import UNSUPPORTED, Outcome, refused_demand, requests_other_devices, without_effect
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
@@ -449,6 +441,6 @@ def test_the_minima_of_tasks_that_a_user_writes_on_a_group_are_told(owner: list[
     assert len(world.engine.without_effect(each)) == told
 
 
-@pytest.mark.parametrize("key", sorted(_KEYS - FIELDS))
+@pytest.mark.parametrize("key", sorted(KEYS - FIELDS))
 def test_every_key_is_kept_of_groups_and_job_objects(key: str) -> None:
     assert settings_among({key: "x"}) == {key: "x"}

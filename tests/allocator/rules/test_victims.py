@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.rules.victims import CHIP, Occupant, Work, cost, least_important_first, select_victims
 from ascend.chips import chip_set
 from ascend.errors import Refusal

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, capacity, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, capacity, judge
 from allocator.rules.vnpus import ChosenVnpu, vnpus_left
 from ascend.chips import chip_set
 from ascend.errors import Refusal

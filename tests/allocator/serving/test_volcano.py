@@ -32,6 +32,7 @@ from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, report
 from tests.allocator.cores import core_pod
 from tests.allocator.decision.test_part_promises import end, holder, nominated, preempt, world_of
+from tests.allocator.expiry import expire
 from tests.allocator.superpods.world import SELECTOR, job, super_pods
 
 PAYLOADS = Path(__file__).parent / "volcano"
@@ -353,7 +354,7 @@ def test_a_ready_job_keeps_its_chips_as_long_as_a_new_one(rig: Rig) -> None:
     rig.world.now_s += rig.world.ledger.ttl_s - 1
     assert rig.ready(task(alone, 2, "n1"))
     rig.world.now_s += rig.world.ledger.ttl_s - 1
-    rig.world.ledger.expire()
+    expire(rig.world.ledger)
     assert rig.world.ledger.get(alone.uid) is not None
 
 

@@ -18,6 +18,7 @@ from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, node, pod
 from tests.allocator.decision.test_part_promises import nominated, terminating
+from tests.allocator.expiry import expire
 from tests.allocator.serving.test_volcano import Rig, amount
 
 _PENDING, _ALLOCATED, _PIPELINED, _RUNNING, _RELEASING = 1, 2, 4, 32, 64
@@ -276,7 +277,7 @@ def test_while_it_is_in_doubt_which_chips_are_free_no_others_are_evicted(action:
         assert volcano.session([high]) == {}
     assert len(volcano.evicted) == 4
     volcano.rig.world.now_s += DEFAULT_KEEP_S + 60
-    volcano.rig.world.ledger.expire()
+    expire(volcano.rig.world.ledger)
     volcano.session([high])
     assert len(volcano.evicted) == 8  # it does not wait for ever
 

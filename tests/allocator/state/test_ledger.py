@@ -12,6 +12,7 @@ from ascend.kube.objects import Pod
 from ascend.takes import Take
 from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod, report
+from tests.allocator.expiry import expire
 
 NODES = ("n1", "n2")
 TTL_S = 30.0
@@ -25,10 +26,10 @@ def test_a_reservation_expires_unless_it_is_renewed() -> None:
     world.now_s += 20
     world.engine.place(pod("a"))
     world.now_s += 15
-    assert [each.pod for each in world.ledger.expire()] == ["default/b"]
+    assert [each.pod for each in expire(world.ledger)] == ["default/b"]
     assert world.ledger.get("uid-a") is not None
     world.now_s += 15
-    assert [each.pod for each in world.ledger.expire()] == ["default/a"]
+    assert [each.pod for each in expire(world.ledger)] == ["default/a"]
     assert world.ledger.expired_total == 2
 
 
@@ -65,7 +66,7 @@ def test_a_reservation_with_a_binding_never_expires() -> None:
         world.engine.place(pod(name))
         world.ledger.advance(f"uid-{name}", stage)
     world.now_s += 1000
-    assert world.ledger.expire() == []
+    assert expire(world.ledger) == []
     assert (world.ledger.count(Stage.BINDING), world.ledger.count(Stage.ASSUMED)) == (1, 1)
 
 
@@ -170,7 +171,7 @@ class Reservations(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 20, 31]))
     def time_passes(self, seconds: int) -> None:
         self.world.now_s += seconds
-        self.world.ledger.expire()
+        expire(self.world.ledger)
 
     @invariant()
     def no_chip_is_allocated_twice_or_lost(self) -> None:
@@ -229,10 +230,10 @@ def test_a_plan_that_is_made_again_has_one_deadline() -> None:
         ledger.drop_plan("plan")
         ledger.reserve_plan("plan", [Seat("a", "a", "n1", Take.whole((0,)))], ttl_s=10.0)
         now_s += 1.0
-        assert not ledger.expire()
+        assert not expire(ledger)
     assert len(ledger.plans._queue) < 20
     now_s += 10.0
-    assert [each.uid for each in ledger.expire()] == ["a"]
+    assert [each.uid for each in expire(ledger)] == ["a"]
 
 
 def _with_large_plan() -> tuple[World, list[str]]:
@@ -272,7 +273,7 @@ def test_a_plan_whose_release_is_cancelled_is_released_later() -> None:
     next(cancelled)
     cancelled.close()
     assert world.ledger
-    world.ledger.expire()
+    expire(world.ledger)
     assert not world.ledger
     assert "plan" not in world.ledger.plans
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.state.offers import assess
 from allocator.state.promises import Promise
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from ascend.base_device_infos import BASE_DEVICE_INFOS
 from ascend.chips import NAME_PREFIX, chip_set, parse_names
 from ascend.errors import InvalidValue

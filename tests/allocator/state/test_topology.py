@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from allocator.state.index import NodeIndex
 from allocator.state.location import NOWHERE, Level, Location, read_location
 from allocator.state.node import Offer

@@ -14,6 +14,7 @@ from ascend.kube.objects import ConfigMap, Node, Pod
 from ascend.vnpus import Vnpu
 from tests.allocator.audit import audit, by_kind
 from tests.allocator.builders import World, pod, report
+from tests.allocator.expiry import expire
 from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 NODES = {"n1": [*cut([0, 1], parts=2), *cut([2], "4c", parts=2, first=200)], "n2": cut([0], parts=3)}
@@ -101,7 +102,7 @@ class Parts(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 31]))
     def time_passes(self, seconds: int) -> None:
         self.world.now_s += seconds
-        self.world.ledger.expire()
+        expire(self.world.ledger)
 
     @rule()
     def another_leader_takes_over(self) -> None:

@@ -76,7 +76,7 @@ async def test_it_lists_and_then_watches(server: ApiServer, client: KubeClient) 
 
 
 async def test_a_list_is_read_in_pages(server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ascend.kube.reflector.PAGE_SIZE", 3)
+    monkeypatch.setattr("ascend.kube.client.PAGE_SIZE", 3)
     for number in range(10):
         await server.create(pod(f"p{number}"))
     async with watching(client, RecordingHandler()) as reflector:
@@ -86,7 +86,7 @@ async def test_a_list_is_read_in_pages(server: ApiServer, client: KubeClient, mo
 async def test_a_page_of_large_objects_is_read_in_parts(
     server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ascend.kube.reflector.PAGE_BYTES", 20_000)
+    monkeypatch.setattr("ascend.kube.client.PAGE_BYTES", 20_000)
     for number in range(20):
         await server.create(pod(f"thin{number}"))
         await server.create(pod(f"fat{number}", other="x" * 9_000))
@@ -108,8 +108,8 @@ async def test_a_page_of_large_objects_is_read_in_parts(
 async def test_pages_of_large_objects_have_fewer_of_them(
     server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ascend.kube.reflector.PAGE_SIZE", 12)
-    monkeypatch.setattr("ascend.kube.reflector._TURN_BYTES", 40_000)
+    monkeypatch.setattr("ascend.kube.client.PAGE_SIZE", 12)
+    monkeypatch.setattr("ascend.kube.client._TURN_BYTES", 40_000)
     for number in range(40):
         await server.create(pod(f"p{number}", other="x" * 9_000))
     answers: list[int] = []

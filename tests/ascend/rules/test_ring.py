@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.verdicts import Fit, judge
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910A
