@@ -368,7 +368,9 @@ class Plugin:
         settings, info = self._settings, self._node_info
         # Without the node's folder the file would be written where no container runtime looks.
         cdi = settings.cdi_dir.is_dir() and offers_cdi(info.container_runtime_version, info.kubelet_version)
-        ways = (detect(settings.injection, os.environ, cdi=each) for each in ((True, False) if cdi else (False,)))
+        ways = (
+            detect(settings.injection, os.environ, cdi=with_cdi) for with_cdi in ((True, False) if cdi else (False,))
+        )
         return [ContainerInjector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
 
     async def _follow_software(self, node_object: NodeWriter) -> None:

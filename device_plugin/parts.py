@@ -104,7 +104,7 @@ class DeviceServing:
         if (problem := first.registration.problem) is not None:
             return problem
         problems = ((offer, offer.registration.problem) for offer in others)
-        return next((f"{each.device_type.resource}: {why}" for each, why in problems if why is not None), None)
+        return next((f"{part.device_type.resource}: {why}" for part, why in problems if why is not None), None)
 
     @property
     def other_plugin(self) -> str | None:

@@ -215,13 +215,13 @@ class Evaluation:
         preemptors = [pod]
         if allocator.engine.is_of_gang(pod):
             # The first ones are answered once their scheduler has tried the others.
-            waiting = [peer for _, peer in job.ranked() if peer.waits_for_chips and peer.uid != pod.uid]
+            waiting = [peer for _, peer in job.by_rank() if peer.waits_for_chips and peer.uid != pod.uid]
             preemptors = [pod, *waiting] * 2
         ended = defaultdict[str, dict[str, None]](dict)
         for preemptor in preemptors:
             suggested, passed = self._by_number(preemptor)
             if passed:
-                preemption.offered(preemptor, passed)
+                preemption.on_filter(preemptor, passed)
             with suppress(Refusal):
                 if suggested and (chosen := await preemption.improve(preemptor, suggested)) is not None:
                     ended[chosen.node] |= dict.fromkeys(victim.uid for victim in chosen.victims)

@@ -453,7 +453,7 @@ class Barrier:
             return obstacles[0]
         if victims_of or any(uid in job.pods for uid in self._excused()):
             assembly.since_s = now_s
-        elif (untried := self._gangs.obstacles.untried(job)) is not None:
+        elif (untried := self._gangs.obstacles.why_untried(job)) is not None:
             return untried
         if now_s - assembly.since_s < STALLED_S:
             return ""

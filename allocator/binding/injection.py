@@ -116,7 +116,7 @@ class Injector:
                 raise Refusal(refusal.reason, refusal.message)
             return {}
         lease = self._lease(ANSWER_S)
-        self._engine.gangs.obstacles.asked(pod)
+        self._engine.gangs.obstacles.on_request(pod)
         gang = self._engine.gang_of(pod)
         reservation = await self._reserve_or_release(pod, gang, node)
         if gang is not None:

@@ -1,4 +1,4 @@
-"""Earmarks: chips that are kept for the job that waits and comes first, so that others don't starve it. No I/O.
+"""Reservation for the first waiting job, so that later jobs don't starve it; backfill uses its chips meanwhile. No I/O.
 
 A gang, or a pod that takes a whole server or a ring, needs many chips at one time, and every chip that becomes free
 would be taken by the next pod that fits. So of the jobs that wait for chips the one of the highest priority, of several
@@ -166,13 +166,13 @@ class Earmarks:
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
     def lent(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
-        """Where a pod alone that fits nowhere else would fit on chips that are lent to it; None if they are not."""
+        """The node and chips of a loan on which a pod alone would fit; None without such a loan."""
         promise, need = self._promise, self._last
         if promise is None or need is None or self._loans_of(need) >= self._most_loans * need.seats:
             return None
         if pod.priority != promise.priority:
             return None  # a more important job does not wait for it; a more important pod may use the chips anyway
-        if not any(self._is_in_use(*each) for each in promise.chips.items()):
+        if not any(self._is_in_use(*on_node) for on_node in promise.chips.items()):
             return None  # the job may start now, or once seats of others have lapsed
         index = self._cluster.view(Without.of(pod, (), (self._owner,)))
         best = index.best(request, promise.chips if candidates is None else promise.chips.keys() & candidates)
@@ -181,7 +181,7 @@ class Earmarks:
         return best if sum(rooms) < need.seats else None
 
     def borrow(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
-        """Where a pod alone fits on chips that are lent to it; None if it fits nowhere, or they are not."""
+        """The node and chips of a loan on which a pod alone fits; None without such a loan."""
         best = self.lent(pod, request, candidates)
         if best is not None and self._last is not None:
             self._loans[self._owner] = self._last, self._loans_of(self._last) + 1
@@ -219,7 +219,7 @@ class Earmarks:
     def _note_use(self) -> None:
         """Remember if the job of the last earmark has started, and forget the loans of jobs that wait no more."""
         if self._last is not None and self._has_started(self._last):
-            self.setbacks.used(self._last.job)
+            self.setbacks.on_use(self._last.job)
             self._last = None
         self._loans = {owner: loans for owner, loans in self._loans.items() if self._waits(loans[0])}
 
@@ -387,13 +387,13 @@ class Earmarks:
 
     def _is_available(self, name: str) -> bool:
         """Whether no chips of a node are promised, other than to a waiting gang."""
-        return all(each.drains for each in self._ledger.promises.on(name))
+        return all(promise.drains for promise in self._ledger.promises.on(name))
 
     def _is_stuck(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
         """Whether a job has not used free chips for long; then others come first for some time."""
         if need.owner != self._owner:
             return False
-        if any(self._is_in_use(*each) for each in chips.items()) and not self._is_refused_on(need, chips):
+        if any(self._is_in_use(*on_node) for on_node in chips.items()) and not self._is_refused_on(need, chips):
             self._drained_s = None
             return False
         if self._drained_s is None:
@@ -425,7 +425,7 @@ class Earmarks:
         for name in chips:
             record = self._cluster.nodes.get(name)
             if record is not None:
-                yield from (uid for uid, each in record.holdings.items() if each.chips or each.counted)
+                yield from (uid for uid, holding in record.holdings.items() if holding.chips or holding.counted)
             yield from (uid for uid, take in self._ledger.on(name).items() if take.chips)
 
     def _ends_s(self, uid: str, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Decides on single pods: which nodes fit, which is best, and reserves the chips there. No I/O.
+"""Decides on single pods: judges and ranks the nodes, and reserves chips. No I/O.
 
 kube-scheduler breaks ties between nodes at random, and it filters the next pod while the Binding of the last one is in
 flight. So an answer names one node, and the chips are reserved in the same step: for the next pod they are no longer
@@ -88,7 +88,7 @@ class DecisionEngine:
         return await self.plans.make(pod, gang, candidates) if gang is not None else candidates
 
     async def resume(self) -> list[Job]:
-        """Plan what is left of gangs that have started; returns those for which it does not fit."""
+        """Plan the rest of gangs that have started; returns the gangs whose rest does not fit."""
         return await resume_gangs(self.cluster, self.ledger, self.gangs, self.plans)
 
     def handles(self, pod: Pod) -> bool:
@@ -121,7 +121,7 @@ class DecisionEngine:
                 raise Refusal(refusal.reason, f"{refusal.message}; the cluster has no other servers for it")
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
-        """What a pod or its job asks for without effect, one sentence for each."""
+        """The requests of a pod or its job without effect, one sentence for each."""
         return self.cluster.jobs.without_effect(pod)
 
     def advice(self, pod: Pod) -> tuple[str, ...]:
@@ -162,8 +162,8 @@ class DecisionEngine:
         """
         return self._reader.read(pod).chips
 
-    def resolved(self, pod: Pod) -> ResolvedRequest:
-        """All that a pod requests, with its gang and the policy by which the pods of its job are placed.
+    def resolve(self, pod: Pod) -> ResolvedRequest:
+        """A pod's whole request, with its gang and the placement policy of its job.
 
         Raises:
             Refusal: its request is invalid on every node.
@@ -293,7 +293,7 @@ class DecisionEngine:
         raise self._choice.refusal(pod, resolved, candidates)
 
     def place_on(self, pod: Pod, node: str) -> Reservation:
-        """Reserve chips for a pod on the node to which its scheduler binds it.
+        """Reserve chips for a pod on the node of its Binding.
 
         Its scheduler has decided about this pod alone: unlike ``place``, no node is chosen for the peers of a gang.
 
@@ -358,7 +358,7 @@ class DecisionEngine:
         return found
 
     def fitting_without(self, pod: Pod, candidates: Collection[str] | None, others: Collection[str]) -> Collection[str]:
-        """Nodes on which a pod that is refused would fit without what is reserved for others; for a gang one of them.
+        """Nodes on which a refused pod would fit without the reservations for others; for a gang one node.
 
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang would not fit.
@@ -381,7 +381,7 @@ class DecisionEngine:
         return True
 
     def settled_node(self, pod: Pod) -> str | None:
-        """The node to which a pod is bound as far as the informers know, or that its Binding in flight names."""
+        """The node of a pod by the informers, or by its Binding in flight."""
         return self._settled_node(pod, self.ledger.get(pod.uid))
 
     def _settled_node(self, pod: Pod, held: Reservation | None) -> str | None:
@@ -473,7 +473,7 @@ class DecisionEngine:
         self.earmarks.update()
 
     def require_first_try(self, pod: Pod) -> None:
-        """Accept a pod unless its gang has stepped back: then its scheduler has to offer nodes for it.
+        """Accept a pod unless its gang has stepped back: then only on nodes that the scheduler offers.
 
         Raises:
             Refusal: ``GangSteppedBack``.

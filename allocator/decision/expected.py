@@ -165,7 +165,7 @@ class ExpectedPods:
             yield from job.assign_ranks()
             of_spec: dict[object, Collection[str] | None] = {}
             members = []
-            for rank, pod in job.ranked():
+            for rank, pod in job.by_rank():
                 spec = pod.spec.node_requirements, pod.spec.tolerations
                 if spec not in of_spec:
                     names = frozenset(self._candidates(pod))
@@ -206,7 +206,7 @@ class ExpectedPods:
         for without in (AS_IT_IS, Without.of(pods.first)):
             index = self._cluster.view(without)
             if copied:
-                index = yield from index.copied(list(self._cluster.nodes))
+                index = yield from index.copy(list(self._cluster.nodes))
             seats = yield from pods.planner.search.seats(pods.gang, len(members), index)
             if not isinstance(seats, Refusal):
                 return seats

@@ -90,7 +90,7 @@ class GangPreemption:
         self._evictions: dict[str, _Eviction] = {}
         gangs.awaiting_victims = self.awaiting_victims
 
-    def offered(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
+    def on_filter(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
         """A pod of a gang that does not fit was filtered: these nodes have passed the scheduler's own filters.
 
         A gang needs them as well, and its scheduler names only nodes without room when it asks for victims.
@@ -222,7 +222,7 @@ class GangPreemption:
         wait = self._gangs.queue.get(job)
         return wait.tries if wait is not None else 0
 
-    def unanswered(self, job: Job) -> list[Pod]:
+    def unanswered_peers(self, job: Job) -> list[Pod]:
         """The pods of a gang that have to call for the other places of a new plan; returned once for each plan.
 
         They may have been refused before the plan was possible, and their scheduler sees nothing that has changed.
@@ -233,7 +233,7 @@ class GangPreemption:
         plan.announced = True
         is_open = any(not place.uid and self.remaining(place) for place in plan.places)
         answered = {place.uid for place in plan.places}
-        return [pod for _, pod in job.ranked() if pod.waits_for_chips and pod.uid not in answered] if is_open else []
+        return [pod for _, pod in job.by_rank() if pod.waits_for_chips and pod.uid not in answered] if is_open else []
 
     def remaining(self, place: Place) -> list[Occupant]:
         """The victims of a place that have not ended yet."""

@@ -172,7 +172,7 @@ class GangVictims:
         """
         held, missing = self._offered.held_uids(job), self.missing(job)
         members: list[tuple[Pod, ChipRequest]] = [(pod, request)]
-        for _, peer in job.ranked():
+        for _, peer in job.by_rank():
             if peer.uid == pod.uid or peer.uid in held or not peer.waits_for_chips:
                 continue
             offered, seat = self._offered.of(peer, job), self._ledger.get(peer.uid)

@@ -99,7 +99,9 @@ class Preemption:
             chosen = await self._improve_gang(pod, request, gang, dict.fromkeys(nodes, Suggestion()))
             return [chosen] if chosen is not None else []
         self._promise_nominated(pod, frozenset(nodes))
-        found = sorted([each async for each in self._each(pod, nodes, request)], key=lambda each: each.order)[:limit]
+        found = sorted(
+            [victims async for victims in self._each(pod, nodes, request)], key=lambda victims: victims.order
+        )[:limit]
         if len(found) == 1 and found[0].victims:
             self._promise(pod, found[0], request)
         return found
@@ -113,20 +115,20 @@ class Preemption:
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang would not fit.
         """
-        self._engine.gangs.obstacles.asked(pod)
+        self._engine.gangs.obstacles.on_request(pod)
         request = self._engine.request_of(pod)
         gang = self._engine.gang_of(pod)
         if gang is not None:
             return await self._improve_gang(pod, request, gang, suggested)
         self._promise_nominated(pod, suggested)
-        if (promised := self._promised(pod, request)) is not None:
+        if (promised := self._promised_victims(pod, request)) is not None:
             return (
-                self._completed(promised, suggested, request)
+                self._complete(promised, suggested, request)
                 if promised.node in suggested and promised.victims
                 else None
             )
         orders = [
-            self._completed(own, suggested, request).order
+            self._complete(own, suggested, request).order
             async for own in self._each(pod, suggested, request)
             if own.victims
         ]
@@ -135,19 +137,19 @@ class Preemption:
             again = self._victims(pod, node, request)
             if isinstance(again, VictimSet) and again.victims:
                 self._promise(pod, again, request)
-                return self._completed(again, suggested, request)
+                return self._complete(again, suggested, request)
         return None
 
-    def offered(self, pod: Pod, nodes: Collection[str]) -> None:
+    def on_filter(self, pod: Pod, nodes: Collection[str]) -> None:
         """A pod that fits on no node was filtered on these nodes."""
         gang = self._engine.gang_of(pod)
         if gang is not None and self._engine.request_of(pod).is_for_chips:
-            self._gangs.offered(pod, gang, nodes)
+            self._gangs.on_filter(pod, gang, nodes)
 
-    def unanswered(self, pod: Pod) -> list[Pod]:
+    def unanswered_peers(self, pod: Pod) -> list[Pod]:
         """The peers of a pod of a gang that should be scheduled again now: victims were chosen for them as well."""
         gang = self._engine.gang_of(pod)
-        return self._gangs.unanswered(gang) if gang is not None else []
+        return self._gangs.unanswered_peers(gang) if gang is not None else []
 
     def waiting(self, pod: Pod, refused: Mapping[str, Refusal]) -> Collection[str]:
         """The nominated node of a pod, if it refuses the pod now and the pod fits once its victims have terminated.
@@ -200,7 +202,7 @@ class Preemption:
         promise = promises.get(pod.uid) or promises.get(self._cluster.jobs.job_of(pod).key.plan)
         return promise if promise is not None and not promise.drains else None
 
-    def nominated(self, pod: Pod, *, free_as_well: bool = False) -> None:
+    def on_nomination(self, pod: Pod, *, free_as_well: bool = False) -> None:
         """Promise chips of its node to a nominated pod that has no promise and no reservation.
 
         Its victims were chosen by another leader, or its scheduler chose one of several answers.
@@ -231,9 +233,9 @@ class Preemption:
         """Promise the nominated pods of the cluster their chips again after the leader has changed; then later ones."""
         waiting = [pod for pod in self._cluster.waiting if pod.status.nominated_node_name and pod.waits_for_chips]
         waiting.sort(key=_first_nominated)
-        self._cluster.nominated = self.nominated
+        self._cluster.nominated = self.on_nomination
         for pod in waiting:
-            self.nominated(pod)
+            self.on_nomination(pod)
         of_gangs = [(job, pod) for pod in waiting if (job := self._engine.gang_of(pod)) is not None]
         for job, pairs in groupby(sorted(of_gangs, key=lambda pair: pair[0].key), key=lambda pair: pair[0]):
             self._resume_gang(job, [pod for _, pod in pairs if self._ledger.get(pod.uid) is None])
@@ -260,7 +262,7 @@ class Preemption:
         if place is None or not left:
             return None
         victims = tuple(reversed(least_important_first(left)))
-        return self._completed(VictimSet(place.node, victims), suggested, request)
+        return self._complete(VictimSet(place.node, victims), suggested, request)
 
     async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:
         turn = Turn()
@@ -270,7 +272,7 @@ class Preemption:
                 yield found
             await turn.share()
 
-    def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> VictimSet:
+    def _complete(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> VictimSet:
         """With the victims that have nothing of what is requested, as the scheduler has selected them."""
         held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
         without = [uid for uid in suggestion.uids if uid not in held or not _has_some(held[uid], request)]
@@ -278,7 +280,7 @@ class Preemption:
         victims = tuple(reversed(least_important_first((*own.victims, *others))))
         return VictimSet(own.node, victims, suggestion.pdb_violations)
 
-    def _promised(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
+    def _promised_victims(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
         """The node that was promised to a pod, with the victims that have not ended yet, if all are terminating."""
         promise = self._promise_of(pod)
         for node in promise.chips if promise is not None else ():
@@ -309,7 +311,7 @@ class Preemption:
             if other.status.nominated_node_name in nodes and other.uid != pod.uid and other.priority >= pod.priority
         ]
         for other in sorted(counted, key=_first_nominated):
-            self.nominated(other, free_as_well=True)
+            self.on_nomination(other, free_as_well=True)
 
     def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
         if self._ledger.promises.get(job.key.plan) is not None:

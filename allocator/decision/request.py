@@ -87,10 +87,11 @@ class RequestReader:
         """
         if self._cluster.is_gone(pod.uid):
             raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
-        cores, size = None, ""
+        part: ChipRequest | None = None
         if pod.names_parts:
-            cores, vnpus = requested_cores(pod), requested_vnpus(pod)
-            size = requested_size(pod) if vnpus and cores is None else ""
+            part, vnpus = requested_cores(pod), requested_vnpus(pod)
+            if vnpus and part is None and (size := requested_size(pod)):
+                part = ChipRequest(0, vnpu=size)
             if vnpus and (excess := self._excess_vnpus(pod)) is not None:
                 raise excess
         if pod.metadata.annotations or pod.metadata.labels:
@@ -101,10 +102,8 @@ class RequestReader:
         if job.is_gang and (never := _OF_NO_JOB if job.kind == SINGLE else job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
-        if cores is not None:
-            return self._read_cores(pod, stated, job, cores, candidates)
-        if size:
-            return self._read_vnpu(stated, job, size)
+        if part is not None:
+            return self._read_part(pod, stated, job, part, candidates)
         return self._read_chips(pod, stated, job, candidates)
 
     def _read_chips(self, pod: Pod, stated: Pod, job: Job, candidates: Collection[str] | None) -> ResolvedRequest:
@@ -143,26 +142,13 @@ class RequestReader:
                 request = replace(request, needs_network=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
 
-    def _read_vnpu(self, stated: Pod, job: Job, size: str) -> ResolvedRequest:
-        """The request of a pod with a vNPU: of the rules of jobs only those about products and nodes concern it.
-
-        vNPUs have no network and no ring, so the pods of a job may be anywhere.
-
-        Raises:
-            Refusal: it asks for what no vNPU can have.
-        """
-        refuse_servers(stated)
-        if (unsupported := refused_demand(stated, None)) is not None:
-            raise unsupported
-        request = ChipRequest(
-            0, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated), vnpu=size
-        )
-        return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
-
-    def _read_cores(
+    def _read_part(
         self, pod: Pod, stated: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None
     ) -> ResolvedRequest:
-        """What a pod requests that requests AI cores; whole chips are linked, so the rules of several pods count.
+        """The request of a pod for a vNPU or AI cores: of the rules of jobs only products and nodes count.
+
+        vNPUs have no network and no ring, so the pods of a job may be anywhere; AI cores that are whole chips are
+        linked, so the rules of several pods count.
 
         Raises:
             Refusal: it asks for what no vNPU can have.
@@ -171,11 +157,12 @@ class RequestReader:
         if (unsupported := refused_demand(stated, None)) is not None:
             raise unsupported
         request = replace(request, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated))
-        together = job.cooperation_with(pod)
-        several = together.known is not None and together.known > 1
-        if fewest_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
-            request = replace(request, distributed=several and not job.is_independent(pod), needs_network=True)
-            request = self._of_several(pod, job, request, candidates)
+        if request.cores and fewest_chips(request.cores):
+            together = job.cooperation_with(pod)
+            several = together.known is not None and together.known > 1
+            if several or (together.known is None and not job.may_be_alone(pod)):
+                request = replace(request, distributed=several and not job.is_independent(pod), needs_network=True)
+                request = self._of_several(pod, job, request, candidates)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
 
     def _of_several(self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None) -> ChipRequest:

@@ -50,7 +50,7 @@ class Setbacks:
         if job.namespace not in self._proven:
             self._unproven.fail(None)
 
-    def used(self, job: JobKey) -> None:
+    def on_use(self, job: JobKey) -> None:
         """A job has started on chips that were kept for it."""
         self._proven[job.namespace] = self._monotonic()
         self._jobs.forget(job)

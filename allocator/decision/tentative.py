@@ -1,4 +1,4 @@
-"""Judges pods for a scheduler that places several before it binds any: those that it has placed count as well."""
+"""Judges pods for a scheduler that places several before it binds any: placed pods count as well."""
 
 from collections.abc import Collection, Iterable
 
@@ -70,7 +70,7 @@ class Tentative:
         return verdict
 
     def victims(self, pod: Pod, node: str, candidates: Collection[Pod]) -> list[str]:
-        """The uids of the pods to evict on a node so that a pod fits there; none if it fits anyway, or never.
+        """The uids of the pods to evict on a node for a pod; none if no eviction is needed, or none helps.
 
         Only for pods with whole chips; nobody is evicted for a part of a chip, nor for a pod that can't use the node
         yet, nor for a job whose nodes depend on each other (blocks, switches). Also none if the scheduler, which evicts
@@ -84,7 +84,7 @@ class Tentative:
         Raises:
             Refusal: its request is invalid on every node.
         """
-        resolved, record = self._engine.resolved(pod), self._cluster.nodes.get(node)
+        resolved, record = self._engine.resolve(pod), self._cluster.nodes.get(node)
         request = resolved.chips
         if record is None or not request.is_for_chips or self._depends_on_others(pod, node, resolved):
             return []

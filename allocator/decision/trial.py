@@ -1,4 +1,4 @@
-"""The cluster as it would be without some pods of lower priority: an index of its own, in which they come and go.
+"""The cluster without some pods of lower priority: an index of its own, in which pods come and go.
 
 Pods that end together are one unit: the pods of a gang, because a gang that loses more pods than its minimum allows
 can't work; else a pod alone.
@@ -72,7 +72,7 @@ class Unit(msgspec.Struct, eq=False, gc=False):
         return [pod for pod in self.occupants.get(node, ()) if pod.uid not in self.ended]
 
     def ending_with(self, pods: Collection[Occupant]) -> Collection[Occupant]:
-        """What ends if these pods end: these, or all if the others can't go on then."""
+        """The pods that end with some pods: only these, or all if the rest can't go on."""
         if len(self.ended) + len(pods) <= self.work.spare:
             return pods
         return [pod for pod in self.pods if pod.uid not in self.ended]
@@ -172,7 +172,7 @@ class Trial:
         return {self._nodes[pod.uid] for pod in pods}
 
     def ending_with(self, pods: Iterable[Occupant]) -> list[Occupant]:
-        """What ends if these pods end: also the others of their units that can't go on then."""
+        """The pods that end with some pods: also the peers of their units that can't go on."""
         by_unit: defaultdict[Hashable, list[Occupant]] = defaultdict(list)
         for pod in pods:
             by_unit[pod.group].append(pod)
@@ -207,7 +207,7 @@ class Trial:
         return [*self._terminating.get(node, ()), *ended]
 
     def offer(self, node: str, *, ending: Collection[str] = (), staying: Collection[str] = ()) -> Offer:
-        """What a node has left now, if these pods end as well, and these of the ended pods stay."""
+        """A node's vacancy now, if some more pods end, and some of the ended pods stay."""
         record = self._cluster.nodes.get(node)
         if record is None:
             return unknown_node(node)

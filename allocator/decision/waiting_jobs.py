@@ -146,7 +146,7 @@ class WaitingJobs:
         return any(map(self._is_large, self._gangs_known))
 
     def version(self, key: JobKey) -> tuple[int, int]:
-        """The versions from which a need was read; they date it."""
+        """The versions of a job and of the nodes' labels, which date a need."""
         job = self._cluster.jobs.by_key.get(key)
         return job.version if job is not None else 0, self._cluster.labels.version
 

@@ -1,4 +1,4 @@
-"""Plans gangs in their turn: which ones have to wait, and where the pods of one that has stepped back may be.
+"""Plans gangs in their turn: the gangs that have to wait, and the nodes for a gang that has stepped back.
 
 A gang that its scheduler does not let start releases all its seats: it steps back, and tries again in its turn
 (``start_queue.py``). It does not rely on its first plan then. First each of its pods is offered to its scheduler while
@@ -94,7 +94,7 @@ class Attempts:
             has_started=lambda job: progress.find_started(job) is not None,
             holds=progress.holds,
             has_prospects=self._has_prospects,
-            started=self.resting.ended,
+            started=self.resting.on_end,
         )
         self._obstacles = obstacles
         self._cluster = cluster
@@ -105,7 +105,7 @@ class Attempts:
     def plan(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
     ) -> list[Seat]:
-        """Seats for a pod and all its peers that need one; reserves nothing.
+        """Seats for a pod and all its peers without a seat; reserves nothing.
 
         Raises:
             Refusal: the gang does not fit, has to wait for others, or its pods have to be filtered first.
@@ -132,7 +132,7 @@ class Attempts:
         return pod.uid not in wait.offers or self._planner.lacks_offers(pod, request, job, wait) <= 0
 
     def left_to_others(self, job: Job) -> dict[JobKey, frozenset[str]]:
-        """The nodes that a gang that has not tried yet leaves to those that come before it, by their jobs."""
+        """The nodes that a new gang leaves to earlier gangs, by the earlier gangs' jobs."""
         if not self.queue or self._is_clearing(job):
             return {}
         if self.queue.get(job) is not None or self._progress.find_started(job):
@@ -142,7 +142,7 @@ class Attempts:
     def _plan_first(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
     ) -> list[Seat]:
-        """The plan of a gang that has not tried yet, on nodes that it need not leave to others."""
+        """The plan of a new gang, on nodes that no earlier gang needs."""
         left = self.left_to_others(job)
         try:
             avoided = frozenset[str]().union(*left.values())
@@ -221,7 +221,7 @@ class Attempts:
         return record.offer.free.bit_count() + planned < request.chips
 
     def make_room(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None = None) -> bool:
-        """Let a yielding gang release its chips for a pod that does not fit without these; returns whether a gang did.
+        """Let a yielding gang release its chips for a pod that needs these chips; returns whether a gang did.
 
         The gang of the pod has the next turn. Not soon again for the same job: its scheduler may refuse the nodes for
         other reasons than chips.
@@ -306,10 +306,10 @@ class Attempts:
         return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
     def _has_prospects(self, job: Job) -> bool:
-        """Whether a gang does not rest, and its scheduler offers nodes for the pods that it needs, if it is known."""
+        """Whether a gang is awake, and its scheduler, if known, offers nodes for the pods of its minimum."""
         if job in self.resting:
             return False
-        return self._obstacles.of(job) is None and self._obstacles.untried(job, for_s=TRIED_S) is None
+        return self._obstacles.of(job) is None and self._obstacles.why_untried(job, for_s=TRIED_S) is None
 
     def pass_on(self) -> None:
         """End the turn of a gang that does not fit, or has made no progress for long; call it periodically."""
@@ -341,7 +341,7 @@ class Attempts:
         return promise is not None and not promise.drains
 
     def _refusal(self, pod: Pod, job: Job) -> Refusal | None:
-        """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
+        """Why a gang has to wait for another gang or for its scheduler; None if planning is allowed."""
         refused, ahead = self._obstacles.refusal(job), self.queue.ahead_of(job)
         rests = job in self.resting and not self._progress.holds(job)
         if (refused is None and ahead is None and not rests) or self._progress.find_started(job) is not None:
@@ -354,7 +354,7 @@ class Attempts:
         return _waits(job, f"pod {pod.key} waits for its turn: {turn}", wait)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
-        """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
+        """Record the nodes that the scheduler offers for a pod of a gang that has stepped back."""
         wait = self.queue.get(job)
         if wait is None or job in self.resting or self.queue.ahead_of(job) is not None:
             return
@@ -393,9 +393,9 @@ class Attempts:
             self.resting.note_try(job)
         since_s = min((seat.since_s for seat in seats), default=math.inf)
         chips = sum(seat.take.occupied.bit_count() for seat in seats)
-        self._obstacles.released(job)
+        self._obstacles.on_release(job)
         if wait is not None and (wait.may_keep or wait.has_kept):
-            self.resting.kept(chips * max(0.0, self._ledger.monotonic() - since_s))
+            self.resting.count_kept(chips * max(0.0, self._ledger.monotonic() - since_s))
             wait.may_keep = wait.has_kept = False
         if rests or (wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS)):
             self.resting.begin(job)
@@ -405,7 +405,7 @@ class Attempts:
         wait.nodes, wait.why = frozenset(seat.node for seat in seats), why
 
     def does_not_fit(self, job: Job) -> None:
-        """End the turn of a gang that does not fit: without chips for it, the gang waits for them like any other."""
+        """End the turn of a gang that does not fit: the gang waits for chips like any gang."""
         wait, turn_s = self.queue.get(job), self._ledger.monotonic() - self.queue.began_s
         if wait is None:
             return

@@ -13,7 +13,7 @@ from ascend.takes import Take
 
 
 class FreeServers:
-    """The servers of SuperPods that are free for all members of a gang. They are sorted only where they are used.
+    """The servers of SuperPods that are free for all members of a gang; sorted only on use.
 
     Each pod takes a whole server of the job's one product (``allocator/superpods/demand.py``), so a server with a peer
     is never free.
@@ -44,7 +44,7 @@ class FreeServers:
     @property
     def in_no_super_pod(self) -> int:
         """How many servers are free for all members, but in no SuperPod: their agents and labels name none."""
-        fitting = (each.names.keys() for each in self._index.buckets if isinstance(self._verdict_on(each), Fit))
+        fitting = (bucket.names.keys() for bucket in self._index.buckets if isinstance(self._verdict_on(bucket), Fit))
         return sum(map(self._count, fitting)) - sum(self.rooms.values())
 
     def names(self, number: int) -> list[str]:

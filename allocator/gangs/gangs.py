@@ -96,7 +96,7 @@ class Gangs:
         self._failing: dict[str, str] = {}
 
     def place(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> Reservation:
-        """The pod's seat; without one, the plan of its whole job is made and reserved. Call it right after ``prune``.
+        """The pod's seat; without a plan, its whole job is planned and reserved. Call right after ``prune``.
 
         Args:
             pod: a pod that is neither bound nor has a Binding in flight.
@@ -167,7 +167,7 @@ class Gangs:
         return made
 
     def vacant_on(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> Reservation | None:
-        """The seat on a node that waits for the successor of a pod, if this pod would get it there."""
+        """The seat on a node for the successor of a pod, if this pod would get that seat."""
         seat = self._find_seat(pod, request, job, (node,))
         return seat if seat is not None and seat.is_empty else None
 
@@ -190,7 +190,7 @@ class Gangs:
                 return
 
     def release_unused(self, job: Job, refused: Pod | None = None) -> None:
-        """Release the seats of a gang of which no Binding is held; once it has started, only that of ``refused``."""
+        """Release the seats of a gang without a held Binding; after its start, only the seat of ``refused``."""
         if self._progress.find_started(job) is None:
             if not self._ledger.plans.of(job.key.plan).held:
                 self._ledger.drop_plan(job.key.plan)

@@ -173,7 +173,7 @@ class GradualPlans:
         gang, names = gang.by_nodes()  # the copy has no others
         await turn.share()
         own = self._cluster.view(Without(owners=(job.key.plan,)))  # what is promised to it counts as free
-        index = await turn.share_between(own.copied(list(self._cluster.nodes if names is None else names)))
+        index = await turn.share_between(own.copy(list(self._cluster.nodes if names is None else names)))
         found = await turn.share_between(
             planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
         )

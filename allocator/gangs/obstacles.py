@@ -1,4 +1,4 @@
-"""What stands between a gang and its start, apart from chips: pods, its own gates, or a verdict of its scheduler.
+"""The obstacles to a gang's start besides chips: missing pods, gates, or a verdict of its scheduler.
 
 A scheduler places pods by more than chips: CPU, volumes, affinity, taints, host ports, quotas. A gang with a pod that
 its minimum needs and that is refused for such a reason can't start whatever chips it gets, so nothing is kept for it,
@@ -89,16 +89,16 @@ class Obstacles:
         ] = {}  # when a pod of a job was tried for the first time, if others are untried
         self._in_doubt: dict[str, tuple[tuple[Condition | None, ...], float]] = {}
         for pod in cluster.waiting:
-            self._applied(pod)
-        cluster.followers.add(self._applied, self._deleted)
+            self._on_apply(pod)
+        cluster.followers.add(self._on_apply, self._on_delete)
 
-    def asked(self, pod: Pod) -> None:
+    def on_request(self, pod: Pod) -> None:
         """A scheduler asks where a pod may be: it passes the scheduler's own filters."""
         self._note_try(pod.uid)
         self._doubt(pod, ASKED_S)
 
-    def released(self, job: Job) -> None:
-        """A gang has released its seats, beside which its pods may have been refused."""
+    def on_release(self, job: Job) -> None:
+        """Forget refusals of a gang's pods that may be due to the seats that the gang has released."""
         for uid, (_, what) in self._refused.get(job.key, {}).items():
             if what is not Refused.NEVER:
                 self._doubt(job.pods[uid], RELEASED_S)
@@ -110,7 +110,7 @@ class Obstacles:
             return Obstacle(Lacking.PODS, f"{count(max(missing, 1), 'pod')} or its group do not exist")
         if missing > 0:
             return Obstacle(Lacking.ADMISSION, f"{count(job.gated, 'pod has', 'pods have')} scheduling gates")
-        if (why := self.refusal(job) or self.untried(job)) is not None:
+        if (why := self.refusal(job) or self.why_untried(job)) is not None:
             return Obstacle(Lacking.SCHEDULER, why)
         return None
 
@@ -123,7 +123,7 @@ class Obstacles:
                 yield job.pods[uid], job
 
     def refusal(self, job: Job, *, for_ever: bool = False) -> str | None:
-        """Why its scheduler refuses a pod that the minimum of a job needs on every node, or tries only its peers.
+        """Why the scheduler refuses a pod of a job's minimum on every node, or tries only its peers.
 
         It is a part of a sentence.
 
@@ -141,7 +141,7 @@ class Obstacles:
                 spare -= 1
                 if spare < 0:
                     return refused(pod, verdict)
-        return self.untried(job) if job.key in self._tried_s and not for_ever else None
+        return self.why_untried(job) if job.key in self._tried_s and not for_ever else None
 
     def is_refused(self, pod: Pod) -> bool:
         """Whether the scheduler's own filters refuse a pod everywhere; for a gang, any pod that the minimum needs."""
@@ -152,7 +152,7 @@ class Obstacles:
         certain = (uid for uid, (verdict, _) in refused.items() if self._counts(uid, verdict, now_s))
         return next(islice(certain, job.present - job.min_available, None), None) is not None
 
-    def untried(self, job: Job, *, for_s: float = SKIPPED_S) -> str | None:
+    def why_untried(self, job: Job, *, for_s: float = SKIPPED_S) -> str | None:
         """Which pod that the minimum of a job needs its scheduler does not try, a part of a sentence.
 
         Args:
@@ -207,11 +207,11 @@ class Obstacles:
             self.revision += verdicts != (None, None)
             self._in_doubt[pod.uid] = verdicts, self._ledger.monotonic() + for_s
 
-    def _applied(self, pod: Pod) -> None:
+    def _on_apply(self, pod: Pod) -> None:
         verdict = verdict_on(pod)
         key = self._cluster.jobs.job_of(pod).key if pod.waits_for_chips and not pod.is_terminating else None
         if self._jobs.get(pod.uid, key) != key or key is None:
-            self._deleted(pod)
+            self._on_delete(pod)
         if key is None:
             return
         is_new = pod.uid not in self._jobs
@@ -244,7 +244,7 @@ class Obstacles:
         elif key in self._untried:
             self._tried_s.setdefault(key, now_s)
 
-    def _deleted(self, pod: Pod) -> None:
+    def _on_delete(self, pod: Pod) -> None:
         self._drop(self._untried, pod.uid)
         self._drop(self._refused, pod.uid)
         self._in_doubt.pop(pod.uid, None)

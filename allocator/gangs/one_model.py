@@ -25,7 +25,7 @@ from ascend.turn import Steps
 
 
 def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-    """Find one seat for each member by the policy of the gang, on one model; or say why they don't fit.
+    """Find a seat for each member by the policy of the gang, on one model; or the reason of the misfit.
 
     The model with the fewest chips comes first, so that the others have room for larger gangs.
     """
@@ -42,8 +42,8 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
 
 
 def known_models(gang: GangRequest, index: NodeIndex) -> Counter[str]:
-    """The models of chips that a gang might be placed on, each with its healthy chips; none if it may be on several."""
-    request, found = next((each.request for each in gang.members if stays_on_one(each)), None), Counter[str]()
+    """The models of chips for a gang, each with its healthy chips; none if models may be mixed."""
+    request, found = next((member.request for member in gang.members if stays_on_one(member)), None), Counter[str]()
     if request is not None:
         for bucket, nodes in index.buckets_of(gang.candidates):
             vacancy = bucket.vacancy

@@ -56,7 +56,7 @@ def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         lambda equals: (spare(equals), -equals[0].request.size),
     )
     found = yield from _packed(gang, Board(index, gang.limits, gang.peers), orders[0])
-    if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
+    if isinstance(found, _Misfit) and any(member.candidates is not None for member in gang.members):
         for order in orders[1:]:
             other = yield from _packed(gang, Board(index, gang.limits, gang.peers), order)
             if not isinstance(other, _Misfit):
@@ -119,7 +119,7 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
         what = f"{len(gang.members)} pods must be placed together and {fitting}; {next_one}"
     reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.equals > 0)
     # In a defined order, so that the same state gives the same sentence.
-    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(reasons.items(), key=lambda counted: (-counted[1], counted[0]))
     if ordered:
         rule = (
             misfit.board.broken_rule(request, misfit.allowed)

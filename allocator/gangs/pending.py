@@ -38,7 +38,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, rank: int, pod: Pod, request: ChipRequest | Refusal) -> "Waiting":
-        """A pod that needs a seat, with what it requests of a node, or why that is invalid."""
+        """A pod without a seat, with its request of a node, or the reason why the request is invalid."""
         if isinstance(request, Refusal):
             return cls(rank, pod, request)
         return cls(rank, pod, Member(pod.uid, pod.key, rank, request))
@@ -73,8 +73,8 @@ class PendingMembers:
         others = job.size - (pod.uid in job.pods)
         # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
         if job.placed_beside(pod.uid) < min(job.min_available, others):
-            waiting = [each for each in at_once(self.read(job)) or () if each.pod.uid != pod.uid]
-            insort(waiting, Waiting.of(job.rank_of(pod), pod, request), key=lambda each: each.rank)
+            waiting = [member for member in at_once(self.read(job)) or () if member.pod.uid != pod.uid]
+            insort(waiting, Waiting.of(job.rank_of(pod), pod, request), key=lambda member: member.rank)
             size = len(job.pods) + (pod.uid not in job.pods)
             needed = job.min_available - (size - len(waiting))
             if needed > 0:
@@ -89,7 +89,7 @@ class PendingMembers:
             return known
         found: list[Waiting] = []
         yield from job.assign_ranks()
-        ranked = job.ranked()
+        ranked = job.by_rank()
         if len(ranked) > _STEP:
             yield
         for rank, pod in ranked:

@@ -91,7 +91,7 @@ class Scope(NamedTuple):
 
     @property
     def is_common(self) -> bool:
-        """Whether what is found within it is the same for peers of the pod, so that it is kept."""
+        """Whether a result within this scope is the same for peers of the pod, and therefore kept."""
         return self.wait is None and not self.limits and (self.candidates is None or len(self.candidates) > 1)
 
 
@@ -179,7 +179,7 @@ class Planner:
         return self._plan_once(pod, request, job, last)
 
     def _scopes(self, pod: Pod, job: Job, scope: Scope) -> list[Scope]:
-        """With what is promised to the gang, and then with what is promised to others and it may use."""
+        """The scopes to try: with the gang's own promises, then with promises to others that the gang may use."""
         without = scope.without
         own = without._replace(owners=(job.key.plan, *without.owners))
         later = self._later(pod, job) if scope.wait is not None else ()
@@ -235,7 +235,7 @@ class Planner:
         return found
 
     def usable(self, pod: Pod, job: Job, without: Iterable[str] = ()) -> Without:
-        """What does not count, besides some pods, for a pod of a gang if its scheduler chooses its node.
+        """Whatever does not count, besides some pods, for a pod of a gang on the node of its scheduler's choice.
 
         Chips that are kept for gangs that come later are among it.
         """
@@ -272,8 +272,8 @@ class Planner:
         invalid: list[Refusal] = []
         if wait is not None:  # a scheduler has not offered any node yet for the others
             waiting = [member for member in waiting if member.pod.uid in wait.offers]
-        for number, each in enumerate(waiting, start=1):
-            member, its_selector = each.member, each.pod.spec.node_selector
+        for number, waits in enumerate(waiting, start=1):
+            member, its_selector = waits.member, waits.pod.spec.node_selector
             if not number % _STEP:
                 yield
             if isinstance(member, Refusal):

@@ -1,4 +1,4 @@
-"""Where the pods of a job with blocks are, where those that have ended were, and what is near."""
+"""The nodes of a job's pods, running and ended, by rank, and its neighbours."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -70,13 +70,13 @@ class Resting:
         self.tries = Counter({key: tries for key, tries in self.tries.items() if key in self._cluster.jobs.by_key})
         self.tries[job.key] += 1
 
-    def kept(self, chip_s: float) -> None:
+    def count_kept(self, chip_s: float) -> None:
         """A gang has kept chips from others in vain for so many chip-seconds."""
         if not self.is_owed:
             chips = sum(bucket.vacancy.healthy * len(bucket) for bucket in self._cluster.index.buckets)
             self._paid_s = self._monotonic() + chip_s / (SHARE * max(chips, 1))
 
-    def ended(self, job: JobKey) -> None:
+    def on_end(self, job: JobKey) -> None:
         """A gang that has waited starts: the tries in vain of gangs like it don't count any more."""
         if (kind := self._tried.pop(job, None)) is not None:
             self._backoff.forget(kind)

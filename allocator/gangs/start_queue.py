@@ -33,7 +33,7 @@ IDLE_S: Final = 3.0
 
 @dataclass(slots=True)
 class Wait:
-    """A gang that waits for a turn, and what is known of one that has released its seats.
+    """A gang that waits for a turn, and the state of a gang that has released its seats.
 
     Attributes:
         job: the ``first_version`` of the job.
@@ -163,7 +163,7 @@ class StartQueue:
         return bool(wait.tries) and not has_begun and silent_s >= IDLE_S
 
     def ahead_of(self, job: Job) -> Job | None:
-        """The gang whose turn it is, if it is not the turn of this gang, which waits; None if this one may try."""
+        """The gang whose turn it is; None if this gang may try."""
         if self.get(job) is None or (self._first is None and not self._is_able(job.key)):
             return None
         first = self.first

@@ -97,7 +97,7 @@ class SuperPods(Policy, frozen=True):
         return [free.seat(member, at.node, at.block) for member in gang.members for at in (found.placed[member.rank],)]
 
     def _place_beside(self, replaced: Peer, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        """Place the backup of a running pod, which has the rank of that, in the SuperPod of that."""
+        """Place the backup of a running pod, of the same rank, in the SuperPod of the pod."""
         (member,) = gang.members
         free = yield from self.free(gang, index)
         here = index.topology.location(replaced.node).super_pod
@@ -125,7 +125,7 @@ class SuperPods(Policy, frozen=True):
     def _block_on(
         self, here: int, rank: int, gang: GangRequest, rooms: Mapping[int, int], location: Callable[[str], Location]
     ) -> tuple[int, BlockLack | None]:
-        """The block of a rank that is placed in a SuperPod, and why it can't be there."""
+        """The block of a rank that is placed in a SuperPod, and the reason against the place."""
         size = self.demand.size
         staying = [(at, peer.block, location(peer.node).super_pod) for at, peer in gang.record.items() if peer.stays]
         if self.demand.may_split:
@@ -249,10 +249,10 @@ def _too_large(number: int, nodes: int, most: int) -> Refusal:
 
 def _rooms(rooms: Mapping[int, int]) -> str:
     """How many whole servers each SuperPod has free, as a part of a sentence."""
-    ordered = sorted(rooms, key=lambda each: (-rooms[each], each))
+    ordered = sorted(rooms, key=lambda number: (-rooms[number], number))
     if not ordered:
         return "no server of a SuperPod is free for it"
-    named = ", ".join(f"{rooms[each]} in SuperPod {each}" for each in ordered[:_MOST_NAMED])
+    named = ", ".join(f"{rooms[number]} in SuperPod {number}" for number in ordered[:_MOST_NAMED])
     others = len(ordered) - _MOST_NAMED
     return f"servers that are free for it: {named}" + (f", and fewer in {others} others" if others > 0 else "")
 

@@ -50,7 +50,7 @@ class SwitchAffinity(Policy, frozen=True):
 
     @property
     def level(self) -> Level:
-        """Pods exchange their seats below one switch only, so ranks that follow each other stay near each other."""
+        """Pods exchange seats below one switch only, so consecutive ranks stay near."""
         return Level.SWITCH
 
     def sees(self, cluster: Cluster, job: Job, ended: frozenset[str]) -> SwitchView | str:
@@ -79,7 +79,7 @@ class SwitchAffinity(Policy, frozen=True):
         if only is not None and len(only) == 1:
             return (yield from self._place_on(gang, view, there, next(iter(only)), index))
         servers = yield from Servers.read(gang, index)
-        homes = self._allowed(self._homes(gang, servers), there, servers, view, len(gang.members))
+        homes = self._usable_homes(self._homes(gang, servers), there, servers, view, len(gang.members))
         placed = self._complete(servers, [*there, *homes.values()], view, len(gang.members) - len(homes))
         if isinstance(placed, NoFit) and homes:
             homes = {}
@@ -101,7 +101,7 @@ class SwitchAffinity(Policy, frozen=True):
         }
         return found if len(set(found.values())) == len(found) else {}
 
-    def _allowed(
+    def _usable_homes(
         self,
         homes: dict[int, Spot],
         there: Collection[Spot],
@@ -161,7 +161,7 @@ class SwitchAffinity(Policy, frozen=True):
         shared, most = sum(state.use is Use.SHARED for state in found.values()), self.demand.most_shared
         left = {room.switch for room in rooms if room.size > missing}
         used = {switch for switch in switches if view.others.get(switch, NOBODY).state.use is not Use.FREE}
-        for switch in sorted(set(switches).difference(found), key=lambda each: (each not in used, each)):
+        for switch in sorted(set(switches).difference(found), key=lambda switch: (switch not in used, switch)):
             is_shared = switch in used or (switch in left and shared < most)
             shared += is_shared
             is_healthy = not is_shared or shared <= most
@@ -176,7 +176,7 @@ class SwitchAffinity(Policy, frozen=True):
         node: str,
         index: NodeIndex,
     ) -> Steps[list[Seat] | Refusal]:
-        """Place a pod on the one node that its scheduler has chosen.
+        """Place a pod on the node of its scheduler's choice.
 
         Of a job that starts: below a switch where the job as a whole would have one more server, or its minimum, if it
         does not fit as a whole. What its other pods have counts as free for that, so it does not matter in which order
@@ -190,13 +190,13 @@ class SwitchAffinity(Policy, frozen=True):
         if spot is None or servers.names.get(spot) != node:
             return self._refuse(gang, NoFit("the node is below no known switch, or not free for it"), servers)
         if there and member.rank in gang.record:
-            found = self._complete(servers.restricted(spot), there, view, 1)
-            if isinstance(found, ServerSet) and spot.switch not in {each.switch for each in there}:
+            found = self._complete(servers.only(spot), there, view, 1)
+            if isinstance(found, ServerSet) and spot.switch not in {other.switch for other in there}:
                 found = self._of_whole_switch(found, spot, there, servers, view)
         elif isinstance(found, ServerSet):
-            planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
+            planned, used = (Counter(other.switch for other in spots)[spot.switch] for spots in (found.spots, there))
             if planned <= used:
-                names = some(sorted({view.table.switches[each.switch] for each in found.spots}))
+                names = some(sorted({view.table.switches[other.switch] for other in found.spots}))
                 found = NoFit(f"its servers would be below other switches: {names}")
         if isinstance(found, NoFit):
             return self._refuse(gang, found, servers)
@@ -205,12 +205,12 @@ class SwitchAffinity(Policy, frozen=True):
     def _everywhere(
         self, gang: GangRequest, view: SwitchView, there: Collection[Spot], index: NodeIndex
     ) -> "Steps[tuple[Servers, ServerSet | NoFit]]":
-        """The servers on which a pod fits, and where the job would be placed as a whole, its other pods included.
+        """The servers for a pod, and the placement of the job as a whole, with all its pods.
 
         Both are the same for every node, and kept: a scheduler that chooses nodes asks about one after the other.
         """
         recent, version = RECENT.setdefault(index, deque(maxlen=_MOST_KNOWN)), index.version
-        known = next((each for each in recent if each.version == version and each.gang == gang), None)
+        known = next((entry for entry in recent if entry.version == version and entry.gang == gang), None)
         if known is None:
             servers = yield from Servers.read(gang, index)
             rooms, more = servers.rooms(view.others, also=there), len(there) + 1

@@ -46,13 +46,13 @@ class Servers:
                 if all(isinstance(verdict(bucket), Fit) for verdict in verdicts[1:]):
                     for name in there:
                         spot = location(name).spot
-                        if name not in taken and spot is not None and all(name in each for each in allowed):
+                        if name not in taken and spot is not None and all(name in names for names in allowed):
                             found[spot] = min(name, found.get(spot, name))
             if not number % _STEP:
                 yield
         return cls(index, found)
 
-    def restricted(self, spot: Spot) -> "Servers":
+    def only(self, spot: Spot) -> "Servers":
         """Only one server."""
         return Servers(self._index, {spot: self.names[spot]})
 

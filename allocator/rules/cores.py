@@ -156,7 +156,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
             return None
         return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
 
-    def asked(self, request: ChipRequest) -> VnpuTemplate | int | Refusal:
+    def template_or_chips(self, request: ChipRequest) -> VnpuTemplate | int | Refusal:
         """What a request stands for here: a template, or a number of whole chips; or why nothing can be given."""
         return self.closed or part_or_chips(self.kind, request)
 

@@ -63,7 +63,7 @@ Finder: TypeAlias = Callable[[Asking], str | None]
 
 
 def read(pod: Pod, job: Stated, pods: int | None) -> Asking | None:
-    """What a pod and its job ask for; None if nothing of that is looked for. Called for every new pod.
+    """The demands of a pod and its job; None if no finder looks for any. Called for every new pod.
 
     Args:
         pod: the pod.

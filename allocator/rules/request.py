@@ -104,8 +104,11 @@ def requested_size(pod: Pod) -> str:
     Raises:
         Refusal: ``InvalidRequest`` if it requests several, or chips as well.
     """
-    containers = (container for container, _ in pod.ordered_containers)
-    requests = [(each.name, suffix, number) for each in containers for suffix, number in each.vnpus.items()]
+    requests = [
+        (container.name, suffix, number)
+        for container, _ in pod.ordered_containers
+        for suffix, number in container.vnpus.items()
+    ]
     if not requests:
         return ""
     if counted_chips(pod):

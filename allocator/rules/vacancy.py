@@ -62,7 +62,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         return replace(self, free=free, cut_off=self.cut_off & (free | self.kept), doubtful=0)
 
     def keeping(self, chips: ChipSet, keeper: str, parts: Collection[Vnpu | Cut]) -> "Vacancy":
-        """What is left beside what is kept for others, whether somebody has something of it now or not.
+        """This vacancy minus the chips and vNPUs kept for other pods, in use or not.
 
         Args:
             chips: the chips that are kept as a whole; some of them may be cut now.

@@ -100,7 +100,7 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     left = vacancy.cores
     if left is None:
         return no_cores(request)
-    asked = left.asked(request)
+    asked = left.template_or_chips(request)
     if isinstance(asked, Refusal):
         return asked
     room = left.room - vacancy.kept.bit_count() * left.kind.cores
@@ -156,7 +156,7 @@ def peer_on_node() -> Refusal:
 
 @lru_cache(maxsize=4096)
 def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
-    """How many pods of a job with this request fit on a node one after the other, and why it refuses the next one."""
+    """The number of pods with a request that fit on a node, and the refusal of the next pod."""
     verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
         number += 1

@@ -153,7 +153,7 @@ class Extender:
             self._barrier.require_room(pod)
             # kube-scheduler filters a pod again only after it has given up its Binding.
             self._barrier.on_filter(pod.uid, names)
-            self._engine.gangs.obstacles.asked(pod)
+            self._engine.gangs.obstacles.on_request(pod)
             try:
                 turn = Turn()
                 found = await turn.share_between(self._engine.place_or_explain(pod, names, prepared))
@@ -173,7 +173,7 @@ class Extender:
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
         self._journal.on_filter(pod, found)
         self._requeuer.on_refusal(pod)
-        self._preemption.offered(pod, names)
+        self._preemption.on_filter(pod, names)
         await turn.share()  # before the answer for thousands of nodes is put together
         return refused_result(found, self._preemption.waiting(pod, found.refused), pod.metadata.namespace)
 
@@ -216,7 +216,7 @@ class Extender:
             return None
         self._requeuer.on_judgement(pod.uid)
         turn = Turn()
-        for peer in self._preemption.unanswered(pod):  # thousands of a large gang
+        for peer in self._preemption.unanswered_peers(pod):  # thousands of a large gang
             self._requeuer.retry(peer)
             await turn.share()
         self._journal.preempts(pod, chosen)

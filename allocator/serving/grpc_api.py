@@ -239,7 +239,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 return Pod(metadata=Metadata(name=ref.name, namespace=ref.namespace, uid=ref.uid))
             if not of_any_scheduler:
                 self._pods.require_served(pod)
-                self._engine.gangs.obstacles.asked(pod)
+                self._engine.gangs.obstacles.on_request(pod)
         except AscendError as error:
             await abort(context, error, pod=named.key, pod_uid=ref.uid)
         return pod

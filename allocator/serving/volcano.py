@@ -147,7 +147,7 @@ class VolcanoExtender:
             if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
-                self._fit(pod, self._engine.resolved(pod), args.task, args.node)
+                self._fit(pod, self._engine.resolve(pod), args.task, args.node)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
             code = _CODES.get(refusal.reason.category, StatusCode.UNRESOLVABLE)
@@ -209,7 +209,7 @@ class VolcanoExtender:
     ) -> tuple[dict[str, OrderKey], dict[str, Refusal]]:
         """How well a pod fits on each node, and why not on the others."""
         try:
-            resolved = self._engine.resolved(pod)
+            resolved = self._engine.resolve(pod)
         except Refusal as refusal:
             return {}, dict.fromkeys(nodes, refusal)
         keys, refused = {}, {}
@@ -340,7 +340,7 @@ class VolcanoExtender:
         if pod is None:
             return
         self._require_open()
-        self._engine.gangs.obstacles.asked(pod)
+        self._engine.gangs.obstacles.on_request(pod)
         held = self._ledger.get(pod.uid)
         if held is not None and held.node == node:
             if held.stage not in _NOT_POSTED:

@@ -54,12 +54,12 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def occupied(self) -> ChipSet:
-        """The chips that it holds, or parts of which it holds."""
+        """The chips held, whole or in part."""
         return self.chips | chip_set(part.chip for part in self.parts) if self.vnpus or self.cuts else self.chips
 
 
 def read_holding(pod: Pod) -> Holding | None:
-    """What a live bound pod holds of its node; None if it requests nothing of it: the kubelet gives it no chips.
+    """The holding of a live bound pod on its node; None if the pod requests no devices.
 
     AscendReal and what the allocator wrote both count until it ends (``ascend.pod_devices.read_held``).
     """

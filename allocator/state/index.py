@@ -60,7 +60,7 @@ class NodeIndex:
         """The buckets that have nodes."""
         return [bucket for bucket in self._buckets.values() if bucket.names]
 
-    def copied(self, names: Iterable[str]) -> Steps["NodeIndex"]:
+    def copy(self, names: Iterable[str]) -> Steps["NodeIndex"]:
         """A copy with the named nodes, as they are at the moment of copying; there may be pauses between nodes."""
         copy = NodeIndex(self.topology.copy())
         alike: dict[Bucket, Bucket] = {}  # in the copy; finding it by vacancy takes longer
@@ -227,19 +227,19 @@ class NodeIndex:
 
     def buckets_of(self, candidates: Iterable[str] | None) -> Iterator[tuple[Bucket, int]]:
         """The buckets of the candidates, and the number of candidates in each; None for every node."""
-        for entry, count in self._counted(candidates):
+        for entry, count in self._count_entries(candidates):
             if isinstance(entry, Bucket):
                 yield entry, count
 
     def _reasons(self, judged: Callable[[Bucket], Verdict], candidates: Iterable[str] | None) -> Counter[Reason]:
         reasons = self.refusals() if candidates is None else Counter()
-        for entry, count in self._counted(candidates):
+        for entry, count in self._count_entries(candidates):
             verdict = judged(entry) if isinstance(entry, Bucket) else entry or unknown_node("")
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
 
-    def _counted(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+    def _count_entries(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
         # Counting the nodes of a bucket is many times faster than judging each.
         if candidates is None:
             return ((bucket, len(bucket)) for bucket in self.buckets)

@@ -303,7 +303,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         """
         return self._known_ranks.rank_of(pod)
 
-    def ranked(self) -> list[tuple[int, Pod]]:
+    def by_rank(self) -> list[tuple[int, Pod]]:
         """The present pods in the order of their ranks; a pod without a rank gets one."""
         at_once(self.assign_ranks())
         ranked = ((self.rank_of(pod), pod) for pod in self._pods.values())

@@ -148,7 +148,7 @@ class Promises:
         return promise
 
     def settle(self, pod: Pod, job: Job) -> None:
-        """End what was promised to a pod that needs it no more, or to its job once that has started."""
+        """End the promise to a pod without need, or to its job once the job has started."""
         bound, nominated = bool(pod.spec.node_name), pod.status.nominated_node_name
         own = self._by_owner.get(pod.uid)
         if own is not None and (bound or not pod.waits_for_chips or (nominated and nominated not in own.chips)):

@@ -38,7 +38,7 @@ def after_change(partners: Partners, uid: str, holdings: Mapping[str, Holding], 
     if not holding.is_handed_over or holding.is_reported or before is None or before.is_handed_over:
         return partners
     near = frozenset(
-        other for other, each in holdings.items() if each.counted == holding.counted and not each.is_handed_over
+        other for other, held in holdings.items() if held.counted == holding.counted and not held.is_handed_over
     )
     if not near:
         return partners
@@ -58,7 +58,7 @@ def after_end(swaps: Swaps, partners: Partners, uid: str, holding: Holding, othe
     """What is kept once a pod has ended; ``others`` is what each pod beside it holds."""
     near = partners.get(uid, frozenset())
     suspects = frozenset(
-        other for other, each in others.items() if _may_be_swapped(holding, each, are_partners=other in near)
+        other for other, held in others.items() if _may_be_swapped(holding, held, are_partners=other in near)
     )
     left = after_report(swaps, uid)
     return {**left, uid: Kept(holding.chips, suspects)} if suspects else left

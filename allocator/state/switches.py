@@ -206,10 +206,10 @@ class Switches:
             return None
         schema = self._schema(job)
         if schema is not None and self.limits.version == Version.V2:
-            states = self._assumed(states)
+            states = self._assume(states)
         return Spanning(schema or Schema.NORMAL, states)
 
-    def _assumed(self, states: Mapping[int, SwitchState]) -> dict[int, SwitchState]:
+    def _assume(self, states: Mapping[int, SwitchState]) -> dict[int, SwitchState]:
         """Count switches of a spanning job as shared of which nothing is written: version 1 has placed its pods."""
         shared = sum(state.use is not Use.EXCLUSIVE for state in states.values())
         assumed = SwitchState(Use.SHARED, shared <= self.limits.most_shared)

@@ -1,4 +1,4 @@
-"""Executors of Spark on Kubernetes: the driver, a pod, creates them, and works with those that it has."""
+"""Executors of Spark on Kubernetes: the driver, a pod, creates them, and works with the running ones."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The containers of a pod: what they request of the maker's resources, and the volumes and variables that matter.
+"""The containers of a pod: requests of the maker's resources, claimed volumes, and variables of devices.
 
 ``ascend-docker-runtime`` gives containers chips by environment variables. A pod's own value wins over the device
 plugin's, and the runtime asks for no request. So a pod may only take ``ASCEND_VISIBLE_DEVICES`` from an annotation that

@@ -60,9 +60,9 @@ class CutFile:
         """
         used = {*in_containers}
         return tuple(
-            VirtualNpu(each.id, chip, each.template, in_container=each.id in used, vfg_id=each.group)
-            for each in self._read()
-            if each.chip == chip
+            VirtualNpu(cut.id, chip, cut.template, in_container=cut.id in used, vfg_id=cut.group)
+            for cut in self._read()
+            if cut.chip == chip
         )
 
     def create(self, chip: int, template: str, *, cores: int, others: Mapping[int, Iterable[VirtualNpu]]) -> VirtualNpu:
@@ -123,5 +123,5 @@ class CutFile:
 
 def free_of(templates: Iterable[str], others: Iterable[VirtualNpu], cores: int) -> tuple[int, int]:
     """Return the AI cores and the AI CPUs of a chip that no vNPU has."""
-    taken = [TEMPLATES[each] for each in (*templates, *(each.template for each in others)) if each in TEMPLATES]
+    taken = [TEMPLATES[name] for name in (*templates, *(cut.template for cut in others)) if name in TEMPLATES]
     return cores - sum(template.cores for template in taken), _CPUS - sum(template.cpus for template in taken)

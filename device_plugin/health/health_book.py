@@ -114,7 +114,7 @@ class HealthBook:
         """The numbers of the vNPUs that the driver lists, by their type."""
         found: dict[DeviceType, ChipSet] = {}
         for chip in self._chips.values():
-            for vnpu in filter(None, (each.vnpu for each in (chip.facts.vnpus if chip.facts is not None else ()))):
+            for vnpu in filter(None, (part.vnpu for part in (chip.facts.vnpus if chip.facts is not None else ()))):
                 if vnpu.vdev_id <= MAX_VDEV_ID:
                     device_type = DeviceType(vnpu.suffix)
                     found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)

@@ -81,7 +81,7 @@ def _vnpus(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
         running=found.running,
         tells_faults_in_use=snapshot.tells_faults_in_use,
         under_other_ids=found.under_other_ids,
-        recovering=chip_set(each for each in numbers if snapshot.recovering >> device_type.chip(each) & 1),
+        recovering=chip_set(number for number in numbers if snapshot.recovering >> device_type.chip(number) & 1),
     )
 
 

@@ -247,11 +247,11 @@ class DeviceLedger:
         soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's annotation is
         written, which leaves a gap).
         """
-        return self._taken(self.pods)
+        return self._chips_of(self.pods)
 
     def used_by_others(self, uid: str) -> ChipSet:
         """Return the devices used by other pods than one."""
-        return self._taken(pod for pod in self.pods if pod.uid != uid)
+        return self._chips_of(pod for pod in self.pods if pod.uid != uid)
 
     @property
     def running(self) -> ChipSet:
@@ -260,9 +260,9 @@ class DeviceLedger:
         A pod that is only bound has its devices written on it but does not have them yet: a fault that bars new use
         (docs/spec/faults.md#chip-health) bars them to it.
         """
-        return self._taken(pod for pod in self.pods if pod.past_admission or pod.claimed)
+        return self._chips_of(pod for pod in self.pods if pod.past_admission or pod.claimed)
 
-    def _taken(self, pods: Iterable[NodePod]) -> ChipSet:
+    def _chips_of(self, pods: Iterable[NodePod]) -> ChipSet:
         held = 0
         for allocation in self.allocations:
             held |= allocation.chip_set

@@ -117,7 +117,7 @@ class AdmittedPodFinder:
             self._readings += 1
             self._listings = {pod.uid: self._listing(pod) for pod in listed}
             if fits := self._candidates(self._in_admission(listed), count, skips=True):
-                _refuse_static(fits, {each.uid for each in listed if is_static(each)})
+                _refuse_static(fits, {listed_pod.uid for listed_pod in listed if is_static(listed_pod)})
                 return newest(fits, self._listings)
             if loop.time() >= until_s:
                 return None

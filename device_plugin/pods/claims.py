@@ -57,8 +57,8 @@ def claim_annotations(
         pod_uid=allocation.uid,
         host_ip=host_ip,
         devices={
-            device_type.chip(each): _OF_VNPU if virtual else addresses.get(each, ChipAddress())
-            for each in allocation.chips
+            device_type.chip(number): _OF_VNPU if virtual else addresses.get(number, ChipAddress())
+            for number in allocation.chips
         },
         super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
         server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,

@@ -147,12 +147,12 @@ class CoreAdoption:
         has, if there is such a one.
         """
         fits = [
-            each
-            for each in self._vnpus.on(chip)
-            if each.template == pod.template
-            and each not in self._assigned_vnpus()
-            and (each.phy_id, each.vdev_id) not in self._others()
-            and not self._vnpus.is_not_given(each)
+            vnpu
+            for vnpu in self._vnpus.on(chip)
+            if vnpu.template == pod.template
+            and vnpu not in self._assigned_vnpus()
+            and (vnpu.phy_id, vnpu.vdev_id) not in self._others()
+            and not self._vnpus.is_not_given(vnpu)
         ]
         if sum(fitting.in_container == pod.past_admission for fitting in fits) != 1:
             self.ledger.guessed.add(pod.uid)

@@ -86,7 +86,7 @@ class CoreKeeper:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
         division = await self._vnpus.look(chip, until_s - loop.time())
-        if any(self._is_unused(each) for each in division.vnpus):
+        if any(self._is_unused(vnpu) for vnpu in division.vnpus):
             await self.settle()
             for vnpu in [unused for unused in division.vnpus if self._is_unused(unused)]:
                 await self._give_back(vnpu, until_s - loop.time())

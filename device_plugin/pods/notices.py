@@ -196,7 +196,9 @@ def faults_to_tell(snapshot: Snapshot) -> Iterator[_Hit]:
     """Yield the faults that bar a chip, or its network port, from use by new pods."""
     for chip in snapshot.chips:
         yield from (_Hit(chip.chip_id, fault) for fault in chip.faults if fault.level.bars_new_use)
-        yield from (_Hit(chip.chip_id, each, network=True) for each in chip.network_faults if each.level.bars_network)
+        yield from (
+            _Hit(chip.chip_id, fault, network=True) for fault in chip.network_faults if fault.level.bars_network
+        )
 
 
 def _sentence(hits: list[_Hit], device_type: DeviceType) -> str:

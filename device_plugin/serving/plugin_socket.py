@@ -151,7 +151,7 @@ def _is_served(path: Path) -> bool:
 
 
 def remove_stale_sockets(folder: Path, instance: str) -> None:
-    """Remove the sockets of earlier instances: this one holds the lock, so they have ended, unless it was deleted."""
+    """Remove the sockets of earlier instances, which have ended: the holder of the lock calls."""
     try:
         for name in list_names(folder):
             is_earlier = name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{instance}-")

@@ -144,9 +144,9 @@ class MeasuredChip:
         labels = [label for label in Label if label not in self._labels]
         # The driver has no place for a chip whose card it does not list.
         wanted: list[Item] = [*labels, *readings] if readings and facts.is_listed else []
-        items = [each for each in wanted if each not in self._missing]
+        items = [item for item in wanted if item not in self._missing]
         for lane, own in zip(self.lanes, (set(items) - SLOW, SLOW), strict=True):
-            hanging = lane.begin(facts, [each for each in items if each in own])
+            hanging = lane.begin(facts, [item for item in items if item in own])
             if hanging is not None:
                 self._fail(hanging, "an earlier call has not returned")
 

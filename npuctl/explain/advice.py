@@ -1,4 +1,4 @@
-"""The sentences about a pod beside the verdicts of nodes: the blocks of its job, and what its author can do."""
+"""The sentences about a pod beside the verdicts of nodes: blocks of its job, and advice for its author."""
 
 from collections import defaultdict
 from collections.abc import Mapping

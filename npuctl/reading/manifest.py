@@ -1,4 +1,4 @@
-"""A manifest: its place in a file, and its conversion to an object with the errors of that place."""
+"""A manifest: its place in a file, and its conversion to an object, with errors of the place."""
 
 import contextlib
 import json
@@ -129,9 +129,9 @@ class Manifest:
         Raises:
             InvalidValue: a field is wrong.
         """
-        return self.origin.convert(self._judged(), kind)
+        return self.origin.convert(self._valid_body(), kind)
 
-    def _judged(self) -> Json:
+    def _valid_body(self) -> Json:
         normalized = self._normalize()
         if normalized.wrong is not None:
             raise normalized.wrong
@@ -161,7 +161,7 @@ class Manifest:
                 read = msgspec.json.decode(self._raw, type=resource.type)
                 if _has_plain_quantities(read):
                     return _identified(read, resource)
-        body = self._judged()
+        body = self._valid_body()
         self.origin.convert({"metadata": {}, **body}, Named)
         converted: T = self.origin.convert(body, resource.type)
         return _identified(converted, resource)

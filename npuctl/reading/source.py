@@ -184,7 +184,8 @@ class Source:
         Raises:
             Unreachable: no usable kubeconfig was found.
         """
-        from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient  # a fifth of a second, in vain for files
+        from ascend.kube.client import KubeClient  # a fifth of a second, in vain for files
+        from ascend.kube.transport import REQUEST_TIMEOUT_S
 
         async def load() -> Access:
             given = self.overrides

@@ -236,7 +236,7 @@ class Simulation:
     def _start(self, job: Job, candidates: Collection[str] | None = None) -> None:
         bound: list[Pod] = []
         for each in self._waiting[job]:
-            self._engine.gangs.obstacles.asked(each)
+            self._engine.gangs.obstacles.on_request(each)
         for each in self._waiting[job]:
             held = self._engine.place(each, candidates)
             running = pod(

@@ -99,14 +99,14 @@ class RecordingLingqu(LingquDriver):
 def recorded(record: list[Call], name: str, arguments: Sequence[Any], call: Callable[[], int]) -> int:
     """Make a call and record it from its start on; return the library's code."""
     given = [argument.value if isinstance(argument, ctypes.c_uint) else argument for argument in arguments]
-    inputs = (each if isinstance(each, int) else _plain(each) for each in given if not _is_output(each))
-    made = Call(name, [each for each in inputs if each not in ({}, {"ip_type": 0})])
+    inputs = (value if isinstance(value, int) else _plain(value) for value in given if not _is_output(value))
+    made = Call(name, [value for value in inputs if value not in ({}, {"ip_type": 0})])
     record.append(made)
     began_s = time.perf_counter()
     code = call()
     made.took_ms = round((time.perf_counter() - began_s) * 1000, 3)
     if code == 0:
-        made.answer = [_plain(each) for each in given if not isinstance(each, int)]
+        made.answer = [_plain(value) for value in given if not isinstance(value, int)]
     made.code = code
     return code
 

@@ -218,7 +218,7 @@ class Simulation:
             self._bound_thieves.append((now_s + BOUND_S, each.uid))
             return
         self.rig.barrier.on_filter(each.uid, feasible)
-        self.rig.world.engine.gangs.obstacles.asked(each)
+        self.rig.world.engine.gangs.obstacles.on_request(each)
         try:
             chosen = self.rig.world.engine.place(each, feasible).node
         except Refusal as refusal:

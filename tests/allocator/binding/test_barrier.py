@@ -58,7 +58,7 @@ class Scheduler:
     async def try_(self, each: Pod, nodes: Iterable[str] = NODES) -> str:
         """Filter a pod and ask to bind it; the node, or the reason of the refusal."""
         self.rig.barrier.on_filter(each.uid, tuple(nodes))
-        self.rig.world.engine.gangs.obstacles.asked(each)
+        self.rig.world.engine.gangs.obstacles.on_request(each)
         await asyncio.sleep(0.001)
         try:
             node = self.rig.world.engine.place(each, tuple(nodes)).node
@@ -187,7 +187,7 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
     jobs = {pods[0].name: rig.world.cluster.jobs.job_of(pods[0]) for pods in (high, low)}
     gangs = rig.world.engine.gangs
     for each in (*high, *low):
-        gangs.obstacles.asked(each)
+        gangs.obstacles.on_request(each)
     gangs.step_back(jobs["low-0"], (), "a test says so")
     gangs.step_back(jobs["high-0"], (), "a test says so")
     scheduler, turns = Scheduler(rig), []
@@ -225,7 +225,7 @@ async def test_a_refusal_of_a_pod_that_the_minimum_does_not_need_is_no_obstacle(
 async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
     a, b = gang("a", 2)
     rig = rig_of(a, b)
-    rig.world.engine.gangs.obstacles.asked(b)
+    rig.world.engine.gangs.obstacles.on_request(b)
     scheduler = Scheduler(rig)
     await scheduler.try_(a)
     await scheduler.wait(STALLED_S - 1)

@@ -42,7 +42,7 @@ async def by_extender(webhook: Webhook, each: Pod, begin_s: float, retry_s: floa
     await asyncio.sleep(begin_s)
     while True:
         webhook.rig.barrier.on_filter(each.uid, list(world.cluster.nodes))
-        world.engine.gangs.obstacles.asked(each)
+        world.engine.gangs.obstacles.on_request(each)
         try:
             node = world.engine.place(each).node
             bound = await webhook.rig.binder.bind(PodRef.of(each), node, is_repeated=True)

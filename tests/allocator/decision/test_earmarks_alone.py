@@ -158,7 +158,7 @@ def test_a_pod_that_preempts_is_kept_the_chips_of_its_victims_instead() -> None:
     assert set(kept(world)) == {"n0"}
     big = replace(big, status=replace(big.status, nominated_node_name="n1"))
     world.add(big)
-    Preemption(world.cluster, world.ledger, world.engine).nominated(big)
+    Preemption(world.cluster, world.ledger, world.engine).on_nomination(big)
     for _ in range(2):
         assert kept_for(world) == ["pod default/big"]
         assert set(kept(world)) == {"n1"}

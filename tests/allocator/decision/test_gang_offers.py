@@ -46,7 +46,7 @@ async def test_each_pod_of_a_gang_preempts_where_its_scheduler_offers() -> None:
     assert not world.ledger.promises
     chosen = await improve(preemption, pods[1], "n0", "n1")
     assert chosen in {"n0", "n1"}
-    assert preemption.unanswered(pods[1]) == [pods[0]]
+    assert preemption.unanswered_peers(pods[1]) == [pods[0]]
     assert await improve(preemption, pods[0], "n2") == "n2"
     end(world, ["low-2"])
     assert await improve(preemption, pods[0], "n2") is None
@@ -55,10 +55,10 @@ async def test_each_pod_of_a_gang_preempts_where_its_scheduler_offers() -> None:
 async def test_free_nodes_count_for_the_pod_for_which_they_passed_the_filters() -> None:
     pods = differing(2)
     world, preemption = world_of(2, *lows(1), *pods)
-    preemption.offered(pods[0], ["n1"])
+    preemption.on_filter(pods[0], ["n1"])
     assert await improve(preemption, pods[1], "n0") == "n0"
     world, preemption = world_of(2, *lows(1), *pods)
-    preemption.offered(pods[1], ["n1"])
+    preemption.on_filter(pods[1], ["n1"])
     # The free node is not for pod 0, which its scheduler has not offered any.
     with pytest.raises(RetryError):
         await improve(preemption, pods[1], "n0")
@@ -170,7 +170,7 @@ async def test_victims_end_only_where_the_pod_may_be_and_only_if_all_fit(
             if each.name in found:
                 continue
             if free := [f"n{number}" for number in numbers - occupied]:
-                preemption.offered(each, free)
+                preemption.on_filter(each, free)
             chosen = await tried(preemption, each, *(f"n{number}" for number in numbers & occupied))
             if chosen is not None:
                 found[each.name] = chosen

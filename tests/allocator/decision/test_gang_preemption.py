@@ -468,7 +468,7 @@ async def test_free_nodes_count_only_if_the_scheduler_has_offered_them() -> None
     with pytest.raises(Refusal):
         await preemption.improve(pods[0], {"n0": Suggestion()})
     world.now_s += 6
-    preemption.offered(pods[0], ["n1"])
+    preemption.on_filter(pods[0], ["n1"])
     chosen = await preemption.improve(pods[0], {"n0": Suggestion()})
     assert chosen is not None
     assert chosen.node == "n0"

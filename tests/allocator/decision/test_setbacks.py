@@ -66,7 +66,7 @@ def test_nodes_are_kept_for_a_gang_of_another_scheduler_that_has_tried_it(is_tri
     world = world_with(*(holder(f"s{number}", f"n{number}") for number in range(4)), *pods)
     if is_tried == "by a call":
         for each in pods:
-            world.engine.gangs.obstacles.asked(each)
+            world.engine.gangs.obstacles.on_request(each)
     end(world, "s0")
     assert not places(world, pod("late", 8))
 
@@ -149,7 +149,7 @@ def test_the_time_doubles_for_a_gang_and_from_the_second_for_its_namespace() -> 
     now_s = 0.0
     setbacks = Setbacks(lambda: now_s)
     one, two, three = (JobKey("tenant", name, VOLCANO) for name in ("one", "two", "three"))
-    setbacks.used(three)  # so only its own attempts count
+    setbacks.on_use(three)  # so only its own attempts count
     setbacks.in_vain(one)
     assert (setbacks.is_aside(one), setbacks.is_aside(two)) == (True, False)
     setbacks.in_vain(two)
@@ -159,7 +159,7 @@ def test_the_time_doubles_for_a_gang_and_from_the_second_for_its_namespace() -> 
     setbacks.in_vain(one)
     now_s += 2 * ASIDE_S - 1
     assert (setbacks.is_aside(one), setbacks.is_aside(three)) == (True, True)
-    setbacks.used(two)
+    setbacks.on_use(two)
     assert (setbacks.is_aside(one), setbacks.is_aside(three)) == (True, False)
     now_s += 1
     assert not setbacks.is_aside(one)

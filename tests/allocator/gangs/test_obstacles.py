@@ -99,7 +99,7 @@ def test_a_gang_may_start_again_as_soon_as_the_verdict_changes() -> None:
 def test_a_scheduler_that_asks_for_a_pod_has_let_it_pass_its_own_filters() -> None:
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
-    world.engine.gangs.obstacles.asked(world.cluster.pods[second.uid])
+    world.engine.gangs.obstacles.on_request(world.cluster.pods[second.uid])
     assert lacking(world) is None
     world.now_s += ASKED_S
     assert lacking(world) is Lacking.SCHEDULER  # no Binding came of it
@@ -108,7 +108,7 @@ def test_a_scheduler_that_asks_for_a_pod_has_let_it_pass_its_own_filters() -> No
 def test_a_pod_refused_anew_after_it_was_asked_for_counts_at_once() -> None:
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
-    world.engine.gangs.obstacles.asked(world.cluster.pods[second.uid])
+    world.engine.gangs.obstacles.on_request(world.cluster.pods[second.uid])
     world.add(saying(second, OTHERS[1]))
     assert lacking(world) is Lacking.SCHEDULER
 
@@ -127,7 +127,7 @@ def test_the_old_verdict_on_a_pod_whose_binding_is_held_does_not_count() -> None
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
     for each in (first, second):
-        world.engine.gangs.obstacles.asked(each)
+        world.engine.gangs.obstacles.on_request(each)
     world.engine.place(second)
     world.now_s += ASKED_S
     world.ledger.advance(second.uid, Stage.HELD)
@@ -139,17 +139,17 @@ def test_a_gang_that_nobody_tries_lacks_a_scheduler_after_some_time() -> None:
     world = world_of(first, second)
     world.now_s += UNTRIED_S / 2
     assert lacking(world) is None
-    world.engine.gangs.obstacles.asked(first)
+    world.engine.gangs.obstacles.on_request(first)
     world.now_s += UNTRIED_S
     assert lacking(world) is Lacking.SCHEDULER
-    world.engine.gangs.obstacles.asked(second)
+    world.engine.gangs.obstacles.on_request(second)
     assert lacking(world) is None
 
 
 def test_a_pod_that_its_scheduler_does_not_try_after_its_peer_is_known_soon() -> None:
     first, second = members(2)
     world = world_of(first)
-    world.engine.gangs.obstacles.asked(first)
+    world.engine.gangs.obstacles.on_request(first)
     world.add(second)  # the scheduler does not come back to the first: the gang lacks chips
     world.now_s += SKIPPED_S
     assert lacking(world) is Lacking.SCHEDULER

@@ -135,7 +135,7 @@ def test_tries_of_gangs_that_have_rested_keep_few_chips_whatever_changes(
         for job in jobs:
             if job not in resting:
                 kept += 0 if resting.owes(job) else chip_s
-                resting.kept(chip_s)
+                resting.count_kept(chip_s)
                 resting.begin(job)
         assert kept <= SHARE * 16 * (world.now_s - begin_s) + 200
 
@@ -146,7 +146,7 @@ def test_a_gang_rests_for_5_minutes_at_most_whatever_is_owed(*, kept: list[float
     world.add(*pods)
     job, resting = world.cluster.jobs.job_of(pods[0]), Resting(world.cluster, lambda: world.now_s)
     for chip_s in kept:
-        resting.kept(chip_s)
+        resting.count_kept(chip_s)
         resting.begin(job)
         assert job in resting
         world.cluster.openings += has_changed
@@ -239,7 +239,7 @@ def test_the_next_try_of_a_gang_keeps_no_chips_from_others_while_much_is_owed(*,
     try_in_vain(world, pods)
     world.now_s += FIRST_REST_S
     if is_owed:
-        world.engine.gangs.resting.kept(16.0)
+        world.engine.gangs.resting.count_kept(16.0)
     for each in pods[:-1]:
         assert reason(world, each) is Reason.GANG_STEPPED_BACK
     held = world.engine.place(pods[-1])

@@ -119,7 +119,7 @@ def queue_of_four(world: World) -> None:
     world.add(*(each for pods in gangs.values() for each in pods))
     for pods in gangs.values():
         for each in pods:
-            world.engine.gangs.obstacles.asked(each)
+            world.engine.gangs.obstacles.on_request(each)
     step_back(world, gangs["first"])
     for name in ("third", "second", "fourth"):
         assert reason(world, gangs[name][0]) is Reason.GANG_STEPPED_BACK

@@ -26,7 +26,7 @@ def yielding(world: World, *gangs: list[Pod]) -> None:
     world.add(*(each for pods in gangs for each in pods))
     resting, jobs = world.engine.gangs.resting, [world.cluster.jobs.job_of(pods[0]) for pods in gangs]
     resting.begin(jobs[0])
-    resting.kept(1000.0)
+    resting.count_kept(1000.0)
     world.now_s += FIRST_REST_S
     for pods in gangs:
         world.engine.place(pods[0])
@@ -114,7 +114,7 @@ def hold(world: World, pods: list[Pod]) -> None:
 def try_in_vain(world: World, pods: list[Pod]) -> None:
     """A try of a gang that waits for its turn."""
     for each in pods:
-        world.engine.gangs.obstacles.asked(each)
+        world.engine.gangs.obstacles.on_request(each)
     for each in pods[:-1]:
         assert reason(world, each) is Reason.GANG_STEPPED_BACK
     world.engine.place(pods[-1])

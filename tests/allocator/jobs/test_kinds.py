@@ -586,8 +586,8 @@ def test_the_same_is_known_when_all_pods_exist(case: Case) -> None:
     assert job.min_available == case.minimum
     if case.size is not None:
         assert job.cooperation_with(case.pods[0]).known == case.size
-    assert [each.name for _, each in job.ranked()] == [each.name for each in case.pods]
-    assert [rank for rank, _ in job.ranked()] == list(range(len(case.pods)))
+    assert [each.name for _, each in job.by_rank()] == [each.name for each in case.pods]
+    assert [rank for rank, _ in job.by_rank()] == list(range(len(case.pods)))
 
 
 def test_every_row_of_the_table_has_a_manifest() -> None:
@@ -648,7 +648,7 @@ def test_a_group_of_pods_of_two_objects_belongs_to_neither() -> None:
         jobs.pod_applied(each)
     job = jobs.job_of(pods[0])
     assert job.source is None
-    assert sorted(rank for rank, _ in job.ranked()) == [0, 1]
+    assert sorted(rank for rank, _ in job.by_rank()) == [0, 1]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -101,7 +101,7 @@ def test_a_copy_has_its_nodes_as_they_were_when_the_copy_got_to_them(
 
     for name, offer in before:
         change(name, offer)
-    copying, copied, later = index.copied(names), dict[str, Offer](), iter(after)
+    copying, copied, later = index.copy(names), dict[str, Offer](), iter(after)
     for name in names:
         copied[name] = current.get(name, unknown_node(name))
         next(copying)
@@ -181,7 +181,7 @@ def test_copies_of_an_index_leave_nothing_to_the_garbage_collector() -> None:
         index.put(name, Vacancy(ASCEND_910A, 8, 0xFF, 8))
     gc.collect()
     for _ in range(3):
-        copy = at_once(index.copied(NAMES))
+        copy = at_once(index.copy(NAMES))
         assert copy.best(ChipRequest(2)) is not None
         copy.put("n0", Vacancy(ASCEND_910A, 8, 0xF, 8))
         assert copy.best(ChipRequest(2)) is not None

@@ -273,7 +273,7 @@ def test_any_events_lead_to_the_jobs_of_the_present_pods(events: list[tuple[str,
             other.present,
             set(other.pods),
         )
-        with_chips = [(rank, one) for rank, one in mine.ranked() if one.requests_chips]  # the others need none
+        with_chips = [(rank, one) for rank, one in mine.by_rank() if one.requests_chips]  # the others need none
         assigned = [rank for rank, one in with_chips if own_rank(one) is None]
         assert len(set(assigned)) == len(assigned)
         assert not set(assigned) & {own_rank(one) for _, one in with_chips}

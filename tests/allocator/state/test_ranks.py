@@ -62,7 +62,7 @@ def test_missing_ranks_are_the_lowest_unused(case: dict[str, object]) -> None:
     ]
     for each in pods:
         jobs.pod_applied(each)
-    ranked = jobs.job_of(pods[0]).ranked()
+    ranked = jobs.job_of(pods[0]).by_rank()
     assert [str(rank) for rank, each in ranked if RANK not in each.metadata.annotations] == case["assigned"]
 
 
@@ -74,7 +74,7 @@ def test_masters_are_ranked_first() -> None:
     master = marked("z-0", labels={**job, kind: "master", index: "0"})
     for each in (*workers, master):
         jobs.pod_applied(each)
-    assert [each.name for _, each in jobs.job_of(master).ranked()] == ["z-0", "w-0", "w-9", "w-10"]
+    assert [each.name for _, each in jobs.job_of(master).by_rank()] == ["z-0", "w-0", "w-9", "w-10"]
 
 
 def test_a_successor_gets_the_free_rank() -> None:
@@ -83,7 +83,7 @@ def test_a_successor_gets_the_free_rank() -> None:
     for each in pods:
         jobs.pod_applied(each)
     job = jobs.job_of(pods[0])
-    ranks = {each.name: rank for rank, each in job.ranked()}
+    ranks = {each.name: rank for rank, each in job.by_rank()}
     jobs.pod_applied(marked("p-b", owner="ReplicaSet", phase="Failed"))
     new = marked("p-z", owner="ReplicaSet")
     jobs.pod_applied(new)
@@ -137,7 +137,7 @@ def apply(jobs: Jobs, present: dict[str, Pod], step: str, pod: Pod) -> None:
     elif pod.uid in present:
         job = jobs.job_of(present[pod.uid])
         before = job.rank_of(present[pod.uid])
-        job.ranked()
+        job.by_rank()
         assert job.rank_of(present[pod.uid]) == before
 
 
@@ -154,7 +154,7 @@ def test_no_two_pods_of_a_job_ever_have_the_same_rank(
             read = [given[uid] for uid in job.pods if uid in given]
             assert len(set(read)) == len(read)
     for job in jobs:
-        ranked = job.ranked()
+        ranked = job.by_rank()
         assert len({rank for rank, _ in ranked}) == len(ranked)
 
 
@@ -163,7 +163,7 @@ def test_a_written_rank_counts_and_the_assigned_ones_avoid_it() -> None:
     for each in (marked("a", owner="ReplicaSet"), marked("b", owner="ReplicaSet", annotations={RANK: "0"})):
         jobs.pod_applied(each)
     job = jobs.job_of(marked("a", owner="ReplicaSet"))
-    assert [(rank, each.name) for rank, each in job.ranked()] == [(0, "b"), (1, "a")]
+    assert [(rank, each.name) for rank, each in job.by_rank()] == [(0, "b"), (1, "a")]
 
 
 def test_an_assigned_rank_is_none_that_a_peer_states() -> None:
@@ -179,7 +179,7 @@ def test_the_tasks_of_a_vcjob_are_ranked_in_turn_without_their_object() -> None:
     pods = [task("worker", 1), task("worker", 0), task("master", 0)]
     for each in pods:
         jobs.pod_applied(each)
-    assert [each.name for _, each in jobs.job_of(pods[0]).ranked()] == [
+    assert [each.name for _, each in jobs.job_of(pods[0]).by_rank()] == [
         "train-master-0",
         "train-worker-0",
         "train-worker-1",

@@ -143,7 +143,7 @@ def test_a_view_is_the_index_of_a_cluster_without_what_does_not_count(
             for request in REQUESTS:
                 assert answers(view, request, names) == answers(other.index, request, names)
             assert shown(view) == shown(other.index)
-            assert shown(at_once(view.copied(NODES))) == shown(other.index)
+            assert shown(at_once(view.copy(NODES))) == shown(other.index)
             for name in NODES:
                 assert said(cluster.offer_of(cluster.nodes[name], without)) == said(other.nodes[name].offer)
         # The questions have changed nothing.

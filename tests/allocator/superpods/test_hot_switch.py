@@ -110,7 +110,7 @@ def test_a_backup_takes_over_once_the_pod_that_it_replaces_is_gone() -> None:
     world.cluster.pod_deleted(running[1])
     world.add(new := annotated(new, {BACKUP_SOURCE: None}))
     gang = world.cluster.jobs.job_of(new)
-    assert [(rank, pod.name) for rank, pod in gang.ranked()] == [(0, pods[0].name), (1, new.name)]
+    assert [(rank, pod.name) for rank, pod in gang.by_rank()] == [(0, pods[0].name), (1, new.name)]
     # A further fault: its successor returns to the block where it is now.
     world.cluster.pod_deleted(running[0])
     world.add(next_one := again(running[0]))

@@ -39,7 +39,7 @@ class Asking:
 
     def _verdict(self, each: Pod, name: str) -> str:
         try:
-            return str(self._tentative.fit(each, self.world.engine.resolved(each), name, ()).take)
+            return str(self._tentative.fit(each, self.world.engine.resolve(each), name, ()).take)
         except Refusal as refusal:
             return str(refusal)
 
@@ -47,7 +47,7 @@ class Asking:
         """Place a pod on a node, as far as that is possible."""
         engine, each = self.world.engine, self.pods[number % len(self.pods)]
         names = list(self.world.cluster.nodes)
-        resolved = engine.resolved(each)
+        resolved = engine.resolve(each)
         if resolved.gang is not None and self.world.ledger.get(each.uid) is None:
             try:
                 engine.gangs.place_on(each, resolved.chips, resolved.gang, names[number % len(names)])

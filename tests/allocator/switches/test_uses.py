@@ -196,7 +196,7 @@ def test_a_pod_that_is_placed_on_another_node_counts_there(version: str) -> None
     world = switches((0, 1), (0, 1), version=version)
     pods = job(2, None, name="plain")
     world.add(*pods)
-    resolved = world.engine.resolved(pods[0])
+    resolved = world.engine.resolve(pods[0])
     gang = resolved.gang
     assert gang is not None
     for each, name in zip(pods, ("t0-0", "t0-1"), strict=True):
