@@ -31,8 +31,8 @@ _CHIPS: Final = re.compile("Insufficient huawei[.]com/")
 """The scheduler's own count of chips, in messages of kube-scheduler and Volcano."""
 _PREEMPTION: Final = re.compile(r"preemption: 0/(\d+) nodes are available: (\d+) Preemption is not helpful")
 """On how many of the nodes the pod would not fit whatever ended there."""
-_NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}')
-"""Names of claims, keys of taints."""
+_NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}|Insufficient (?!huawei[.]com/)\S+')
+"""Names of claims and of other resources, keys of taints."""
 _OF_CYCLE: Final = re.compile(r"^minCount \(\d+\) |^pod group is unschedulable|^\d+/\d+ placements are available")
 """What kube-scheduler writes on the other pods of a group if it can't place one of them."""
 _OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.rules.scheduled import is_refusal, refused_by_filters
+from allocator.rules.scheduled import Refused, is_refusal, refused_by_filters
 from ascend.kube.objects import Condition
 
 OF_PEERS = (
@@ -22,3 +22,11 @@ def test_a_pod_whose_group_cannot_be_placed_is_not_refused_itself(message: str) 
 def test_the_pod_of_a_group_that_cannot_be_placed_is_refused() -> None:
     verdict = Condition("PodScheduled", "False", "Unschedulable", "0/5 nodes are available: 5 Insufficient cpu.")
     assert is_refusal(verdict)
+
+
+@pytest.mark.parametrize("resource", ["permits.example.com/seat", "example.com/gang-nic"])
+def test_the_name_of_a_resource_tells_nothing_of_peers(resource: str) -> None:
+    helpless = "preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
+    message = f"0/5 nodes are available: 5 Insufficient {resource}. {helpless}"
+    verdict = Condition("PodScheduled", "False", "Unschedulable", message)
+    assert refused_by_filters(verdict) is Refused.NEVER
