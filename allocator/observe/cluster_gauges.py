@@ -8,19 +8,22 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.decision.engine import DecisionEngine
+from allocator.state.node import Server
 from allocator.state.supply import Supply, SupplyReader
-from ascend.kube.objects import kept_length, unix_seconds
+from ascend.kube.objects import Pod, kept_length, unix_seconds
 from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
+WAITS_S: Final = (1.0, 5.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)
+"""The buckets of waits: from the next call of a scheduler to a week."""
 _NAMESPACES: Final = 10
 _LEAST_BYTES: Final = 1 << 20
 _REST: Final = 19
@@ -54,7 +57,20 @@ class ClusterGauges(Collector):
         self._cluster = engine.cluster
         self._earmarks = engine.earmarks
         self._disputed = 0
+        self._used: Mapping[tuple[str, str], int] = {}
+        self._waits_s = Histogram(
+            "ascend_allocator_wait_duration_seconds",
+            "How long pods with chips have waited, from their creation until they were bound",
+            registry=None,
+            buckets=WAITS_S,
+        )
+        engine.cluster.waiting.subscribe_bound(
+            lambda pod: self._waits_s.observe(self._age_s(pod.metadata.creation_timestamp))
+        )
         self._kept_bytes: Mapping[str, int] = {}
+
+    def _on_bound(self, pod: Pod) -> None:
+        self._waits_s.observe(self._age_s(pod.metadata.creation_timestamp))
 
     async def run(self, registry: CollectorRegistry, synced: Callable[[], Awaitable[None]]) -> None:
         """Serve the gauges, and measure until cancelled.
@@ -73,17 +89,21 @@ class ClusterGauges(Collector):
     async def measure(self) -> None:
         """Measure once."""
         self._supply = await self._supply_reader.read()
-        self._disputed = await self._count_disputed()
+        self._disputed, self._used = await self._count_held()
         self._earmarks.measure()
         self._kept_bytes = await self._measure_kept()
         self._backlog = await self._backlog_reader.read()
 
-    async def _count_disputed(self) -> int:
-        turn, disputed = Turn(), 0
+    async def _count_held(self) -> tuple[int, Mapping[tuple[str, str], int]]:
+        """The chips that are held beyond what pods request, and those held by namespace and product."""
+        turn, disputed, used = Turn(), 0, Counter[tuple[str, str]]()
         for record in list(self._cluster.nodes.values()):
             await turn.share()
             disputed += record.disputed
-        return disputed
+            product = record.server.product.name if isinstance(record.server, Server) else ""
+            for holding in record.holdings.values():
+                used[holding.pod.partition("/")[0], product] += holding.occupied.bit_count()
+        return disputed, used
 
     async def _measure_kept(self) -> Mapping[str, int]:
         """The length of the text of the pods of each namespace, of those with the most."""
@@ -93,7 +113,7 @@ class ClusterGauges(Collector):
             kept[pod.metadata.namespace] += kept_length(pod)
         return {name: length for name, length in kept.most_common(_NAMESPACES) if length >= _LEAST_BYTES}
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
         backlog, supply = self._backlog, self._supply
         yield _waiting("waiting_pods", "Pods that wait", backlog.pods)
@@ -102,6 +122,12 @@ class ClusterGauges(Collector):
         yield _waiting("oldest_waiting_pod_seconds", "Age of the oldest pod that waits", ages_s)
         yield _by_product("free_chips", "Free chips on usable nodes, by product", supply.chips)
         yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
+        yield _gauge(
+            "used_chips",
+            "Chips that pods hold, also in parts, by namespace and product",
+            ["namespace", "product"],
+            self._used,
+        )
         yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
         yield _by_product("free_rings", "Rings, meshes or cards all of whose chips are free, by product", supply.rings)
         yield _gauge("free_vnpus", "Free vNPUs on usable nodes, by size", ["size"], supply.vnpus)
@@ -131,8 +157,9 @@ class ClusterGauges(Collector):
         for namespace, chip_s in self._earmarks.kept_chip_s.items():
             earmarked.add_metric([namespace], chip_s)
         yield earmarked
+        yield from self._waits_s.collect()
 
-    def _age_s(self, created: str) -> float:
+    def _age_s(self, created: str | None) -> float:
         since_s = unix_seconds(created)
         return max(self._now_s() - since_s, 0.0) if since_s is not None else 0.0  # none waits
 
@@ -156,7 +183,10 @@ def _by_product(name: str, meaning: str, numbers: Mapping[str, int]) -> GaugeMet
 
 
 def _gauge(
-    name: str, meaning: str, labels: Sequence[str], numbers: Mapping[str, int] | Mapping[tuple[str, int], int]
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    numbers: Mapping[Any, int],
 ) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(f"ascend_allocator_{name}", meaning, labels=labels)
     for key, number in sorted(numbers.items()):

@@ -12,6 +12,7 @@ class WaitingPods:
     def __init__(self) -> None:
         self._pods: dict[str, Pod] = {}
         self._listeners: list[Callable[[Pod], None]] = []
+        self._on_bound: list[Callable[[Pod], None]] = []
 
     def __iter__(self) -> Iterator[Pod]:
         return iter(self._pods.values())
@@ -23,10 +24,16 @@ class WaitingPods:
         """Have a function called with every pod that begins to wait."""
         self._listeners.append(appeared)
 
+    def subscribe_bound(self, bound: Callable[[Pod], None]) -> None:
+        """Have a function called with every pod that has waited and is bound now."""
+        self._on_bound.append(bound)
+
     def put(self, pod: Pod) -> None:
         """Add, update or remove a pod, according to its state."""
         if pod.spec.node_name or not pod.is_live or pod.is_terminating or pod.is_gated:
-            self._pods.pop(pod.uid, None)
+            if self._pods.pop(pod.uid, None) is not None and pod.spec.node_name:
+                for bound in self._on_bound:
+                    bound(pod)
             return
         if not (pod.requests_chips or requests_other_devices(pod)):
             return

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.decision.engine import DecisionEngine
@@ -304,3 +305,29 @@ def test_free_chips_that_are_kept_for_gangs_are_counted_by_namespace() -> None:
     families = {family.name: family for family in gauges.collect()}
     (sample,) = families["ascend_allocator_earmarked_chip_seconds"].samples
     assert (sample.labels, sample.value) == ({"namespace": "default"}, 30 * 8)
+
+
+def test_how_long_pods_have_waited_is_told_once_they_are_bound() -> None:
+    world = World()
+    gauges = ClusterGauges(world.engine, lambda: NOW_S)
+    registry = CollectorRegistry()
+    registry.register(gauges)
+    waiting = pod("a", 8)
+    world.add(node("n1"), waiting, pod("bound before it was seen", 1, node="n1", chips=[0]), pod("gone", 8))
+    world.cluster.pod_deleted(pod("gone", 8))
+    bound = pod("a", 8, node="n1", chips=range(8))
+    for seen in (bound, bound):
+        world.cluster.pod_applied(seen)
+    assert registry.get_sample_value("ascend_allocator_wait_duration_seconds_count") == 1
+    assert registry.get_sample_value("ascend_allocator_wait_duration_seconds_sum") == 100.0
+
+
+async def test_the_chips_of_each_namespace_are_counted() -> None:
+    world = World()
+    gauges = ClusterGauges(world.engine)
+    registry = CollectorRegistry()
+    registry.register(gauges)
+    world.add(node("n1"), pod("a", 2, node="n1", chips=[0, 1]), pod("b", 4, node="n1", chips=range(4, 8)))
+    await gauges.measure()
+    used = {"namespace": "default", "product": "910A"}
+    assert registry.get_sample_value("ascend_allocator_used_chips", used) == 6
