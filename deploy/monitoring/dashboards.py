@@ -320,6 +320,3 @@ def _panel(panel: Panel, width: int) -> stat.Panel | timeseries.Panel:
     for ref, (legend, query) in zip(ascii_uppercase, panel.queries.items(), strict=False):
         made.with_target(prometheus.Dataquery().ref_id(ref).expr(query).legend_format(legend or panel.title))
     return made
-
-
-FILES: Final = {FOLDER / f"{board.uid}.json": board for board in BOARDS}

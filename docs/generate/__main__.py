@@ -1,9 +1,8 @@
 """The command ``python -m docs.generate [--check]``."""
 
 import sys
-from functools import partial
 
-from deploy.monitoring import alerts, dashboards
+from deploy.monitoring import FILES
 from docs.generate.pages import PAGES, ROOT, render
 from docs.generate.pictures import PICTURES
 from docs.generate.schemas import SCHEMAS
@@ -11,8 +10,7 @@ from docs.generate.schemas import SCHEMAS
 
 def main() -> None:
     """Write everything that is generated; with ``--check`` exit with status 1 if a file is not current."""
-    boards = {path: partial(dashboards.render, board) for path, board in dashboards.FILES.items()}
-    made = {**PICTURES, **SCHEMAS, alerts.PATH: alerts.render, **boards}
+    made = {**PICTURES, **SCHEMAS, **FILES}
     rendered = {path: render(path) for path in PAGES} | {path: make() for path, make in made.items()}
     stale = {path: text for path, text in rendered.items() if not path.exists() or text != path.read_text()}
     if sys.argv[1:] == ["--check"]:
