@@ -95,7 +95,7 @@ class ClusterGauges(Collector):
         self._backlog = await self._backlog_reader.read()
 
     async def _count_held(self) -> tuple[int, Mapping[tuple[str, str], int]]:
-        """The chips that are held beyond what pods request, and those held by namespace and product."""
+        """Count the chips held beyond the requests of pods, and the chips held by namespace and product."""
         turn, disputed, used = Turn(), 0, Counter[tuple[str, str]]()
         for record in list(self._cluster.nodes.values()):
             await turn.share()
