@@ -19,7 +19,7 @@ async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> 
     """Poll until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(0.004)
+            await asyncio.sleep(0.001)
 
 
 def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None) -> float:

@@ -57,7 +57,7 @@ def test_a_pod_that_joins_a_running_gang_is_placed_without_its_peers() -> None:
     for each in pods:
         bind(world, each)
     world.add(*(late := gang("train", 1, minimum=2, first=2)))
-    with mock.patch.object(Job, "ranked", side_effect=AssertionError):
+    with mock.patch.object(Job, "by_rank", side_effect=AssertionError):
         assert world.engine.filter(late[0]).fitting == ["n2"]
         assert world.engine.place(late[0]).node == "n2"
 

@@ -67,7 +67,7 @@ def test_peers_are_not_read_while_all_of_them_are_placed() -> None:
     members = Members()
     members.world.add(*(pods := gang("train", 4)))
     members.world.engine.place(pods[0])
-    with mock.patch.object(Job, "ranked") as ranked:
+    with mock.patch.object(Job, "by_rank") as ranked:
         assert members.needed(pods[2]) == (["train-2"], 1)
     assert not ranked.called
 

@@ -327,7 +327,7 @@ async def test_other_calls_are_answered_while_a_large_gang_is_planned(
     for module in ("allocator.gangs.gradual", "allocator.decision.waiting_jobs"):
         monkeypatch.setattr(f"{module}.MANY", 30)
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
-    for module in ("gangs.gradual", "gangs.packing", "gangs.pending", "state.index"):
+    for module in ("gangs.gradual", "gangs.board", "gangs.pending", "state.index"):
         monkeypatch.setattr(f"allocator.{module}._STEP", 1)
     nodes = [f"n{number}" for number in range(60)]
     for name in nodes:
