@@ -55,6 +55,7 @@ from ascend.daemon.lean import keep_collections_short
 from ascend.daemon.reload import SettingsReload
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
+from ascend.jobs.table import TABLE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
@@ -92,6 +93,7 @@ class AllocatorApp:
         now_ns: Callable[[], int] = time.time_ns,
         boot_s: Callable[[], float] = boot_time,
     ) -> None:
+        TABLE.describe(settings.job_kinds)
         self._settings = settings
         self._source = source
         self._client = client

@@ -17,6 +17,8 @@ from ascend.addresses import is_loopback, split_address
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, TlsFiles, checked_address
 from ascend.errors import InvalidValue
+from ascend.jobs.described import JobDescription
+from ascend.jobs.table import check_descriptions
 from ascend.products import PRODUCTS
 
 
@@ -229,6 +231,10 @@ class Settings(DaemonSettings):
         description="seconds after which the gate of a pod that fits on no node is lifted, so that a cluster autoscaler"
         " sees the pod; 0 for no limit",
     )
+    job_kinds: list[JobDescription] = setting(
+        default=[],
+        description="kinds of jobs of operators that the allocator does not know, JSON; see docs/jobs.md",
+    )
     enqueue_pod_groups: bool = setting(
         default=False,
         description="change the phase of Volcano's pod groups to Inqueue, as its scheduler does, if they belong to"
@@ -345,6 +351,7 @@ class Settings(DaemonSettings):
         self._check_certificates()
         self._check_protection()
         self._check_combinations()
+        check_descriptions(self.job_kinds)
 
     def _check_combinations(self) -> None:
         if self.volcano and "bindings" not in self.webhooks:

@@ -31,7 +31,7 @@ from allocator.admission.objects import (
     ResourceFlavor,
     Workload,
 )
-from allocator.admission.workload_pods import OWNERS, FlavorMissing, owner_of, pods_of
+from allocator.admission.workload_pods import FlavorMissing, owner_of, owners, pods_of
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.expected import ExpectedPods
 from allocator.observe.refusal_events import Publish
@@ -256,7 +256,7 @@ class AdmissionChecks:
             Unreachable: the API server did not answer.
         """
         owner, job = owner_of(workload), None
-        resource = OWNERS.get((owner.kind, owner.api_version)) if owner is not None else None
+        resource = owners().get((owner.kind, owner.api_version)) if owner is not None else None
         if owner is not None and resource is not None:
             # As a list, because the allocator may list these objects anyway.
             named = f"metadata.name={owner.name}"

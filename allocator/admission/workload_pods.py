@@ -6,7 +6,7 @@ scheduling the labels of a place (kueue: pkg/podset, and pkg/controller/tas/topo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -15,7 +15,7 @@ from allocator.admission.objects import FlavorSpec, PodSetAssignment, Workload, 
 from allocator.rules.job import marks_of
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.jobs.creation import Controller
-from ascend.jobs.table import JOB_KINDS, WORKLOADS
+from ascend.jobs.table import TABLE
 from ascend.kube.kept import short
 from ascend.kube.objects import KubeObject, OwnerReference, Pod, PodSpec, Resource, read_object
 from ascend.kube.workloads import BATCH_JOBS
@@ -28,15 +28,14 @@ class OwningJob(KubeObject, frozen=True, kw_only=True):
     spec: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def _owners() -> Iterator[tuple[tuple[str, str], Resource[OwningJob]]]:
-    for watched in (BATCH_JOBS, *(resource for kind in JOB_KINDS for resource in kind.objects)):
-        named = watched.kind, watched.api_version
-        if named in WORKLOADS:
-            yield named, Resource(OwningJob, watched.kind, watched.prefix, watched.plural)
-
-
-OWNERS: Final = dict(_owners())
-"""The objects of jobs whose pods are known, by kind and ``apiVersion``: kinds that the allocator watches."""
+def owners() -> dict[tuple[str, str], Resource[OwningJob]]:
+    """The objects of jobs whose pods are known, by kind and ``apiVersion``: kinds that the allocator watches."""
+    watched = (BATCH_JOBS, *(resource for kind in TABLE.kinds for resource in kind.objects))
+    return {
+        (obj.kind, obj.api_version): Resource(OwningJob, obj.kind, obj.prefix, obj.plural)
+        for obj in watched
+        if (obj.kind, obj.api_version) in TABLE.workloads
+    }
 
 
 class FlavorMissing(InvalidValue):
@@ -63,7 +62,7 @@ def pods_of(
 
     Args:
         workload: the workload.
-        job: its object, of a kind of ``OWNERS``; None if it is of another kind, or a group of pods.
+        job: its object, of a kind of ``owners``; None if it is of another kind, or a group of pods.
         there: the pods of the cluster, by uid.
         flavors: the ResourceFlavors, by name.
 
@@ -83,8 +82,8 @@ def pods_of(
 def _created(workload: Workload, job: OwningJob | None, there: Mapping[str, Pod]) -> list[Pod]:
     """The pods of all pod sets, in the order of these, as they are or as the controller of the job creates them."""
     sets, owner, space = workload.spec.pod_sets, owner_of(workload), workload.metadata.namespace
-    number, owners = sum(pod_set.count for pod_set in sets), workload.metadata.owner_references
-    own = [pod for owner_pod in owners if (pod := there.get(owner_pod.uid)) is not None]
+    number, owning = sum(pod_set.count for pod_set in sets), workload.metadata.owner_references
+    own = [pod for owner_pod in owning if (pod := there.get(owner_pod.uid)) is not None]
     if len(own) == number:
         return sorted(map(_ungated, own), key=lambda pod: _set_of(pod, sets))
     if owner is not None and job is not None:
@@ -103,7 +102,7 @@ def _created(workload: Workload, job: OwningJob | None, there: Mapping[str, Pod]
 
 def _spec_of(job: OwningJob, owner: OwnerReference) -> Any:
     try:
-        return read_object(job.spec, WORKLOADS[owner.kind, owner.api_version].spec)
+        return read_object(job.spec, TABLE.workloads[owner.kind, owner.api_version].spec)
     except UNREADABLE as error:
         raise InvalidValue(f"spec of {owner.kind} {job.key}: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import Final
 from allocator.state.job import Job
 from allocator.state.owned import Owned
 from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
-from ascend.jobs.table import RECREATING
+from ascend.jobs.table import TABLE
 from ascend.kube.objects import Pod
 
 _JOB: Final = "batch/v1 Job"
@@ -48,7 +48,7 @@ def why_nobody(pod: Pod, owned: Owned | None, pods: int) -> str | None:
     named = f"{owner.kind} {pod.metadata.namespace}/{owner.name}"
     if f"{owner.api_version} {owner.kind}" == _JOB:
         return _job(named, owned, pods)
-    if f"{owner.api_version.partition('/')[0]} {owner.kind}" in RECREATING:
+    if f"{owner.api_version.partition('/')[0]} {owner.kind}" in TABLE.recreating:
         return None
     if owner.kind == "DaemonSet":
         return f"{named} would create pod {pod.key} anew on the same node"

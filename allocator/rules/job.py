@@ -10,12 +10,12 @@ import msgspec
 
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.jobs.core import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
+from ascend.jobs.core import INDEXED_JOB, JOB, STATEFUL_SET
 from ascend.jobs.job_set import JOBS_ALIKE
 from ascend.jobs.kind import LEADERS, JobKind
 from ascend.jobs.marks import Position, number
 from ascend.jobs.pod_groups import VOLCANO_ANNOTATIONS
-from ascend.jobs.table import BY_NAME, JOB_KINDS, MARKS
+from ascend.jobs.table import JOB_KINDS, TABLE, Recognition
 from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import Pod
 from ascend.printable import printable
@@ -25,17 +25,9 @@ _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 _LONGEST_NAME = 253
 _SHOWN = 60
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
-_WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
-_MARKS_WITHOUT_GROUP = frozenset(key for kind in _WITHOUT_GROUP for key in kind.marks)
-_OTHERS = tuple(BY_NAME[name] for name in ("", SINGLE))
-_BY_OWNERS_KIND = {
-    kind: (*(row for row in JOB_KINDS if any(owner.endswith(f" {kind}") for owner in row.owners)), *_OTHERS)
-    for kind in {owner.partition(" ")[2] for row in JOB_KINDS for owner in row.owners}
-}
-_ALONE = (BY_NAME[SINGLE],)
 _STATED = frozenset(key for kind in JOB_KINDS for key in kind.stated)
 _STATING = _STATED | {MIN_AVAILABLE}
-_BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
+_BY_OWNER = tuple(TABLE.by_name[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
 
 
 class JobKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -90,17 +82,18 @@ class Marks(msgspec.Struct, frozen=True):
 
 def find_job(pod: Pod) -> JobKey:
     """The job a pod belongs to (docs/spec/scheduling.md#session, docs/spec/scheduling.md#jobs-and-requests)."""
-    return _first(pod, JOB_KINDS, MARKS)[1]
+    return _first(pod, TABLE.everything)[1]
 
 
 def marks_of(pod: Pod) -> Marks:
     """The job of a pod by its own marks, regardless of its pod group."""
-    kind, job = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)
+    kind, job = _first(pod, TABLE.without_groups)
     return Marks(kind, job, kind.position(pod))
 
 
-def first_kind(pod: Pod, kinds: tuple[JobKind, ...] = JOB_KINDS) -> tuple[JobKind, JobKey]:
+def first_kind(pod: Pod, kinds: tuple[JobKind, ...] | None = None) -> tuple[JobKind, JobKey]:
     """The first row of the table whose mark a pod has, and its job; ``find_job`` is several times faster."""
+    kinds = TABLE.kinds if kinds is None else kinds
     for kind in kinds:
         if name := kind.find(pod):
             return kind, _key(pod, name, kind)
@@ -108,13 +101,8 @@ def first_kind(pod: Pod, kinds: tuple[JobKind, ...] = JOB_KINDS) -> tuple[JobKin
     return kind, _key(pod, pod.metadata.name, kind)
 
 
-def _first(pod: Pod, kinds: tuple[JobKind, ...], marks: frozenset[str]) -> tuple[JobKind, JobKey]:
-    # Most pods of a cluster have no mark but their owner; called several times for each change of a pod.
-    metadata, owner = pod.metadata, pod.metadata.controller
-    is_marked = not (marks.isdisjoint(metadata.labels) and marks.isdisjoint(metadata.annotations))
-    if not is_marked and pod.spec.scheduling_group is None:
-        kinds = _ALONE if owner is None else _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
-    return first_kind(pod, kinds)
+def _first(pod: Pod, recognition: Recognition) -> tuple[JobKind, JobKey]:
+    return first_kind(pod, recognition.among(pod))
 
 
 def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
@@ -124,7 +112,7 @@ def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
 
 def find_object(pod: Pod) -> JobKey | None:
     """The object from which the pod was created, if objects of its kind are watched."""
-    kind, job = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)
+    kind, job = _first(pod, TABLE.without_groups)
     if not kind.objects:
         return None
     name = kind.object_name(pod) if kind.object_name is not None else job.name
@@ -133,7 +121,7 @@ def find_object(pod: Pod) -> JobKey | None:
 
 def is_group(job: JobKey) -> bool:
     """Whether the job is a pod group."""
-    kind = BY_NAME.get(job.kind)
+    kind = TABLE.by_name.get(job.kind)
     return kind is not None and kind.is_group
 
 
@@ -150,9 +138,9 @@ def works_alone(pod: Pod, job: JobKey) -> bool:
     """
     if is_independent(pod.metadata.annotations):
         return True
-    kind = BY_NAME.get(job.kind, BY_NAME[""])  # an owner of an unknown kind has that as the kind of its job
+    kind = TABLE.by_name.get(job.kind, TABLE.by_name[""])  # an owner of an unknown kind has that as the kind of its job
     if kind.is_group:
-        kind = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)[0]
+        kind = _first(pod, TABLE.without_groups)[0]
     return kind.is_alone
 
 
@@ -210,7 +198,7 @@ def stated_whole(pod: Pod) -> int | None:
     annotations = pod.metadata.annotations
     if not annotations or _STATED.isdisjoint(annotations):  # called by every decision
         return None
-    for key in _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)[0].stated:
+    for key in _first(pod, TABLE.without_groups)[0].stated:
         if (text := annotations.get(key)) is not None:
             return minimum_from(text, f"pod {pod.key}: {key}")
     return None

@@ -27,7 +27,7 @@ from allocator.state.pod_ranks import PodRanks
 from allocator.state.statements import Statements, annotated_minimum
 from ascend.annotations import INDEPENDENT, MIXED_MODELS
 from ascend.jobs.kind import JobFacts
-from ascend.jobs.table import BY_NAME
+from ascend.jobs.table import TABLE
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
 
@@ -218,7 +218,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def is_only_so_far(self, pod: Pod) -> bool:
         """Whether the job has one pod with chips, and may be scaled to several pods that cooperate."""
-        kind = BY_NAME.get(self.key.kind)
+        kind = TABLE.by_name.get(self.key.kind)
         is_scaled = kind is not None and kind.is_scaled
         return is_scaled and not self.works_alone(pod) and self.cooperation_with(pod).known == 1
 

@@ -6,7 +6,7 @@ a new kind is a new row.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
 
 from allocator.state.cluster import Cluster
@@ -15,7 +15,7 @@ from allocator.state.jobs import Jobs
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.jobs.kind import JobKind
-from ascend.jobs.table import JOB_KINDS
+from ascend.jobs.table import JOB_KINDS, TABLE
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
 from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS
 from ascend.leaf_switches import NAME as SWITCHES
@@ -76,7 +76,7 @@ def watched_kinds(health_namespace: str) -> tuple[WatchedKind, ...]:
     Args:
         health_namespace: the setting ``node_health_namespace``; node health is not watched if it is empty.
     """
-    return KINDS if health_namespace else tuple(kind for kind in KINDS if kind.scope != "node-health")
+    return all_kinds() if health_namespace else tuple(kind for kind in all_kinds() if kind.scope != "node-health")
 
 
 def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
@@ -86,7 +86,7 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
         cluster: it is changed and returned.
         objects: by name of the kind; an optional kind that is missing is not served.
     """
-    for kind in KINDS:
+    for kind in all_kinds():
         for obj in objects.get(kind.name, ()):
             kind.apply(cluster, obj)
         if kind.is_optional and kind.name in objects:
@@ -154,3 +154,13 @@ KINDS: Final = (
     WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted, unkept=lambda cluster: cluster.plain),
 )
 """Pods last: what they mean depends on all others."""
+
+
+def all_kinds() -> tuple[WatchedKind, ...]:
+    """All kinds, those of jobs that settings describe too."""
+    return (*KINDS[:-1], *_described(TABLE.described), KINDS[-1])
+
+
+@lru_cache(maxsize=1)
+def _described(rows: tuple[JobKind, ...]) -> tuple[WatchedKind, ...]:
+    return tuple(_of_jobs(kind, resource) for kind in rows for resource in kind.objects)

@@ -66,7 +66,12 @@ _KINDS: Final[dict[Any, tuple[str, str]]] = {
 }
 """By type: what a value must be, and how the help shows it."""
 
+_JSON: Final = ("an object", "JSON")
+
 _BOUNDS: Final = {"gt": "greater than", "ge": "at least", "le": "at most"}
+
+_FIELD: Final = re.compile(r" - at `\$(?P<path>\[\d+\].*)`$", re.DOTALL)
+"""The place within an item that has fields of its own."""
 
 _PLACE: Final = re.compile(r" - at `\$\[(?P<index>\d+)\]`$")
 
@@ -104,7 +109,7 @@ class Setting:
     def shown_kind(self) -> str:
         """What can be given, for the help text."""
         is_choice = get_origin(self.item) is Literal
-        shown = f"{{{','.join(get_args(self.item))}}}" if is_choice else _KINDS[self.item][1]
+        shown = f"{{{','.join(get_args(self.item))}}}" if is_choice else _KINDS.get(self.item, _JSON)[1]
         return f"{shown},…" if self.is_list else shown
 
     @property
@@ -134,6 +139,9 @@ class Setting:
             raise InvalidValue(f"{self.name}: must be text in UTF-8 (got {shown(given)})") from error
         except msgspec.ValidationError as error:
             message = str(error)
+        if _has_fields(self.item) and (field := _FIELD.search(message)) is not None:
+            place = field["path"].replace("[", ".").replace("]", "")
+            raise InvalidValue(f"{self.name}{place}: {message[0].lower()}{message[1 : field.start()]}")
         if isinstance(given, list) and (found := _PLACE.search(message)) is not None:
             wrong = given[int(found["index"])]
             raise InvalidValue(f"{self.name}.{found['index']}: {self._must(self.item, message)} (got {shown(wrong)})")
@@ -160,6 +168,10 @@ class Setting:
         if is_of_type and bounds:
             return f"must be {' and '.join(bounds)}"
         return f"must be {_KINDS[get_origin(kind) or kind][0]}"
+
+
+def _has_fields(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def settings_of(kind: type) -> dict[str, Setting]:

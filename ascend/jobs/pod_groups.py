@@ -16,7 +16,7 @@ _COSCHEDULING_LABELS = (
     "pod-group.scheduling.sigs.k8s.io",
     "pod-group.scheduling.sigs.k8s.io/name",
 )
-_OF_PODS = "as those of the kind of the pods", "that of the kind of the pods"
+_OF_PODS = "as of the kind of the pods", "as of the kind of the pods"
 _SIZE = "that of the pods' object, else `minMember`"
 
 

@@ -55,7 +55,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "telemetry.md": {"telemetry": telemetry_table},
     "security.md": {"writers": writers_table, "authors": authors_table},
     "npuctl-operate.md": {"node-checks": checks_table},
-    "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
+    "jobs.md": {"jobs": jobs_table},
     "npuctl.md": {"workloads": workloads_table},
     "rbac.yaml": {"watched-jobs": watched_jobs, "enqueued-jobs": enqueued_jobs},
     "support.md": {
@@ -64,6 +64,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "ways": ways_table,
         "reports": reports_table,
         "kubernetes": kubernetes_table,
+        "controllers": controllers_table,
     },
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }

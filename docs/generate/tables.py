@@ -20,6 +20,7 @@ from ascend.annotations import ALLOCATED, BACKUP_SOURCE, MIN_AVAILABLE, RANK, WR
 from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
+from ascend.jobs.described import JobDescription
 from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, WORKLOADS
 from ascend.kube.kept import DECIDING, FIELDS
 from ascend.kube.objects import Resource
@@ -37,7 +38,13 @@ from tests.cluster.binaries import VERSIONS
 from tests.cluster.controllers import CONTROLLERS
 
 _BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤"}
-_KINDS: Final = {bool: "true or false", float: "number", int: "whole number", Path: "path"}
+_KINDS: Final = {
+    bool: "true or false",
+    float: "number",
+    int: "whole number",
+    Path: "path",
+    JobDescription: "description",
+}
 
 
 def settings_table(kind: type[ProgramSettings]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from allocator.rules.job import find_job
 from ascend.errors import InvalidValue
 from ascend.jobs.core import SINGLE
 from ascend.jobs.leader_worker_set import NAME as LEADER_WORKER_SET_NAME
-from ascend.jobs.table import JOB_KINDS, WORKLOADS
+from ascend.jobs.table import TABLE, WORKLOADS
 from ascend.kube.objects import Pod
 
 _POD: Final = "pod"
@@ -18,15 +18,19 @@ _SHORT_NAMES: Final = {
     "pg": "podgroup",
     **{short: row.kind.lower() for row in WORKLOADS.values() for short in row.short_names},
 }
-_KNOWN: Final = frozenset(
-    name.lower()
-    for name in (*(row.kind for row in WORKLOADS.values()), *(kind.name.partition(".")[0] for kind in JOB_KINDS))
-    if name not in {"", SINGLE} and " " not in name
-)
 _FORMS: Final = (
     "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME, with -n for its namespace"
 )
-_KINDS: Final = f"kinds are {', '.join((_POD, *sorted(_KNOWN)))}, and that of any other controller of a pod"
+
+
+def _known() -> frozenset[str]:
+    """The kinds of jobs and of what creates their pods."""
+    rows = *(row.kind for row in TABLE.workloads.values()), *(kind.name.partition(".")[0] for kind in TABLE.kinds)
+    return frozenset(name.lower() for name in rows if name not in {"", SINGLE} and " " not in name)
+
+
+def _kinds() -> str:
+    return f"kinds are {', '.join((_POD, *sorted(_known())))}, and that of any other controller of a pod"
 
 
 class ExplainTarget(NamedTuple):
@@ -56,7 +60,7 @@ def require_name(argument: str) -> None:
         problem = f"'{argument}' has no name after the slash"
     else:
         return
-    raise InvalidValue(f"{problem}; {_FORMS}; {_KINDS}")
+    raise InvalidValue(f"{problem}; {_FORMS}; {_kinds()}")
 
 
 def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], default: Callable[[], str]) -> ExplainTarget:
@@ -80,7 +84,7 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     if exact:
         return ExplainTarget(exact)
     if "/" in right:
-        raise InvalidValue(f"'{argument}' has more than one slash; {_FORMS}; {_KINDS}")
+        raise InvalidValue(f"'{argument}' has more than one slash; {_FORMS}; {_kinds()}")
     kind = _kind(left)
     if kind == _POD:
         return _pod(right, namespace or default(), pods)
@@ -88,10 +92,10 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     owned = [pod for pod in pods if pod.metadata.namespace == where and (kind, right) in belongs_to(pod)]
     if owned:
         return ExplainTarget([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
-    if kind in _KNOWN:
+    if kind in _known():
         raise InvalidValue(f"there are no pods of {kind} {where}/{right}")
     if all(pod.metadata.namespace != left for pod in pods):
-        known = f"{left} is neither a namespace with pods nor a kind; {_KINDS}"
+        known = f"{left} is neither a namespace with pods nor a kind; {_kinds()}"
         raise InvalidValue(f"there is no pod {argument}{_elsewhere(right, pods)}; {known}")
     if namespace not in {None, left}:
         raise InvalidValue(f"pod {argument} is not in the namespace {namespace}; {_FORMS}")
@@ -112,7 +116,7 @@ def _elsewhere(name: str, pods: Sequence[Pod]) -> str:
 
 def is_known(typed: str) -> bool:
     """Whether a word before a slash is a kind, and not a namespace."""
-    return _kind(typed) in {_POD, *_KNOWN}
+    return _kind(typed) in {_POD, *_known()}
 
 
 def _kind(typed: str) -> str:

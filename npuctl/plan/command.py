@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from allocator.state.kinds import KINDS
+from allocator.state.kinds import all_kinds
 from ascend.daemon.exits import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import some
@@ -74,7 +74,7 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, pods: boo
 
 def _sort_out(given: Iterable[Manifest], live: ClusterObjects) -> tuple[list[Manifest], list[str]]:
     """The workloads that are not in the cluster, and the names of the others."""
-    there = {(kind.resource.kind, workload.key) for kind in KINDS for workload in live.by_kind.get(kind.name, ())}
+    there = {(kind.resource.kind, workload.key) for kind in all_kinds() for workload in live.by_kind.get(kind.name, ())}
     new, known = [], []
     for manifest in given:
         key = manifest.origin.key if "/" in manifest.origin.key else f"{DEFAULT_NAMESPACE}/{manifest.origin.key}"

@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from allocator.state.kinds import KINDS
+from allocator.state.kinds import all_kinds
 from allocator.state.owned import SETTINGS
 from ascend.errors import InvalidValue
 from ascend.jobs.creation import Controller
 from ascend.jobs.kind import JobSpec
-from ascend.jobs.table import WORKLOADS
+from ascend.jobs.table import TABLE, WORKLOADS
 from ascend.kube.objects import KubeObject, Metadata, Pod
 from ascend.printable import shown
 from npuctl.plan.placement import UnplannedWorkload
@@ -32,10 +32,6 @@ _OWN_CONTROLLERS: Final = frozenset({
 """Values of ``managedBy`` with which the controller of the kind creates the pods."""
 _WITHOUT_PODS: Final = ("Template", "Runtime")
 """How kinds end whose objects are used by others, and for which nobody creates pods."""
-_WATCHED: Final = {kind.resource.type: kind.name for kind in reversed(KINDS) if kind.is_optional}
-"""Where the objects are counted that are created between workloads and pods, of each type the first kind."""
-_KINDS_WATCHED: Final = frozenset(kind.resource.kind for kind in KINDS)
-"""The allocator tells of settings on these that have no effect."""
 _DEVICES: Final = ("huawei.com/ascend", "huawei.com/npu")
 """How the names of devices begin, in lower case: a name in other letters is another resource, and an error."""
 
@@ -76,17 +72,19 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
     }
     made: list[KubeObject] = []
     taken = {pod.key for pod in objects.pods}
-    unplanned, without_chips, existing, kinds = [], [], [], Counter[str]()
+    unplanned, without_chips, existing, expanded = [], [], [], Counter[str]()
+    # The allocator tells of settings on these that have no effect.
+    watched = frozenset(known.resource.kind for known in all_kinds())
     misplaced: list[str] = []
     for source in workloads:
         kind, requests_chips = source.origin.kind, _requests_chips(source.body, set())
-        if (row := WORKLOADS.get((kind, source.version))) is None:
+        if (row := TABLE.workloads.get((kind, source.version))) is None:
             if requests_chips and not kind.endswith(_WITHOUT_PODS):
                 named = source.convert(Named).metadata
                 message = f"npuctl plan does not expand {kind} of {source.version}"
                 unplanned.append(UnplannedWorkload(kind, named.namespace, named.name, message))
             continue
-        kinds[kind] += 1
+        expanded[kind] += 1
         manifest = source.convert(msgspec.defstruct("Manifest", [("spec", row.spec)], bases=(Named,)))
         namespace, name = manifest.metadata.namespace, manifest.metadata.name
         if (namespace, kind, name) in owners:
@@ -99,7 +97,7 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
             given = manifest.metadata
             workload = Controller(source.version, kind, namespace, name, given.labels, given.annotations)
             pods = _create(source, workload, manifest.spec)
-            if kind not in _KINDS_WATCHED and pods:
+            if kind not in watched and pods:
                 misplaced += _misplaced(workload, [child.metadata for child in pods])
             if not owners.isdisjoint(_owners(pods)):
                 # The objects have pods that its controller created through another workload, such as a Job.
@@ -113,7 +111,7 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
         tuple(unplanned),
         tuple(without_chips),
         tuple(existing),
-        kinds,
+        expanded,
         tuple(misplaced),
     )
 
@@ -128,9 +126,11 @@ def _create(manifest: Manifest, workload: Controller, spec: Any) -> list[KubeObj
 
 
 def _watched(made: Iterable[KubeObject]) -> dict[str, list[KubeObject]]:
+    # The objects that are created between workloads and pods count as of the first kind of their type.
+    watched = {kind.resource.type: kind.name for kind in reversed(all_kinds()) if kind.is_optional}
     found: defaultdict[str, list[KubeObject]] = defaultdict(list)
     for child in made:
-        if kind := _WATCHED.get(type(child)):
+        if kind := watched.get(type(child)):
             found[kind].append(child)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
+from allocator.state.kinds import WatchedKind, all_kinds, watched_kinds
 from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
@@ -52,7 +52,7 @@ async def list_within(client: KubeClient, namespace: str, *, skipped: Callable[[
         ApiError: the API server refused to list the pods.
         Unreachable: it did not answer.
     """
-    kinds = [kind for kind in KINDS if kind.resource.namespaced and kind.scope == "all"]
+    kinds = [kind for kind in all_kinds() if kind.resource.namespaced and kind.scope == "all"]
 
     async def listed(kind: WatchedKind) -> list[Any] | None:
         path = kind.resource.path(namespace=namespace)

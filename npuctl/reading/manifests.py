@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from allocator.state.kinds import KINDS
+from allocator.state.kinds import KINDS, all_kinds
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.kube.objects import KubeObject, Resource
 from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS, PodGroup
@@ -26,19 +26,7 @@ from npuctl.reading.manifest import Identity, Json, Manifest, Origin, loaded_fro
 from npuctl.reading.normalizing import Normalized
 from npuctl.reading.objects import ClusterObjects
 
-_RESOURCES: Final[dict[tuple[str, str], Resource[Any]]] = {
-    (kind.resource.kind, kind.resource.api_version): kind.resource for kind in KINDS
-}
-_OPTIONAL: Final = {kind.name: kind.resource for kind in KINDS if kind.is_optional}
-_GROUPS: Final = {name: resource for name, resource in _OPTIONAL.items() if issubclass(resource.type, PodGroup)}
-
-_CONTROLLERS: Final = (
-    None,
-    STATEFUL_SETS,
-    BATCH_JOBS,
-    *(resource for name, resource in _OPTIONAL.items() if name not in _GROUPS),
-)
-"""Kinds whose controllers create pods, or may: those that are not read."""
+_GROUPS: Final = {kind.name: kind.resource for kind in KINDS if issubclass(kind.resource.type, PodGroup)}
 
 
 class _Kind(msgspec.Struct, rename="camel"):
@@ -84,6 +72,11 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
     Raises:
         InvalidValue: an object is invalid; the message has file, document number and field.
     """
+    watched = all_kinds()
+    resources = {(kind.resource.kind, kind.resource.api_version): kind.resource for kind in watched}
+    operators = {kind.name: kind.resource for kind in watched if kind.is_optional and kind.name not in _GROUPS}
+    # Kinds whose controllers create pods, or may: those that are not read.
+    controllers = (None, STATEFUL_SETS, BATCH_JOBS, *operators.values())
     ignored: Counter[str] = Counter()
     warnings: dict[str, str] = {}
     found: defaultdict[Resource[Any], dict[str, KubeObject]] = defaultdict(dict)
@@ -96,8 +89,8 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
             for manifest in _manifests(Origin(file, number), document, generated):
                 origin, version = manifest.origin, manifest.version
                 manifests.append(manifest)
-                resource = _RESOURCES.get((origin.kind, version))
-                if resource in _CONTROLLERS and not manifest.uid:
+                resource = resources.get((origin.kind, version))
+                if resource in controllers and not manifest.uid:
                     unsubmitted[origin.kind, version, origin.key] = manifest
                 if resource is None:
                     ignored[origin.kind] += 1
@@ -122,7 +115,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
                 if owner != read.key:
                     raise origin.error("metadata.uid", f"{shown(read.uid)} is also the uid of {owner}")
                 found[resource][read.key] = read
-    optional = {name: list(found[resource].values()) for name, resource in _OPTIONAL.items()}
+    optional = {name: list(found[resource].values()) for name, resource in (_GROUPS | operators).items()}
     # Pods may be given without the object of their operator, but not without their pod group.
     served = {name: obj for name, obj in optional.items() if obj or name in _GROUPS}
     objects = ClusterObjects.of(chain.from_iterable(map(dict.values, found.values())), served)

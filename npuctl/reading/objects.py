@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from allocator.settings import Settings
 from allocator.state.cluster_info import is_cluster_info
-from allocator.state.kinds import KINDS
+from allocator.state.kinds import all_kinds
 from allocator.state.report import node_of_health
 from ascend.cordons import Cordon, read_cordons
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
@@ -49,7 +49,7 @@ class ClusterObjects:
         ordered = sorted(objects, key=_key)
         fixed = {
             kind.name: tuple(obj for obj in ordered if isinstance(obj, kind.resource.type))
-            for kind in KINDS
+            for kind in all_kinds()
             if not kind.is_optional
         }
         return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
@@ -106,7 +106,7 @@ class ClusterObjects:
                 for obj in self.by_kind[kind.name]
                 if kind.namespace(health_namespace) in {"", obj.metadata.namespace}
             ]
-            for kind in KINDS
+            for kind in all_kinds()
             if kind.name in self.by_kind
         }
 

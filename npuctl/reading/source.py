@@ -15,6 +15,7 @@ from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.grammar import count, some
+from ascend.jobs.table import TABLE
 from ascend.kube.identity import Access, kubeconfig_paths, load_access
 from npuctl.output import warn
 from npuctl.reading.manifests import ManifestReading, read_manifests
@@ -111,6 +112,7 @@ class Source:
             InvalidValue: an option is invalid.
         """
         settings = fixed_settings(Settings, config, dict(map(_setting, values or ())))
+        TABLE.describe(settings.job_kinds)
         given = Overrides(
             **{name: text for name, text in overrides.items() if text}, timeout_s=read_timeout(request_timeout)
         )

@@ -14,7 +14,7 @@ from ascend.errors import InvalidValue
 from ascend.jobs.core import INDEXED_JOB, JOB, STATEFUL_SET
 from ascend.jobs.creation import Controller
 from ascend.jobs.kind import JobKind, JobSpec, Workload
-from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, RECREATING, WORKLOADS
+from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, TABLE, WORKLOADS
 from ascend.kube.kept import POD_KEYS
 from ascend.kube.objects import Pod
 from npuctl.explain.target import belongs_to, is_known
@@ -99,7 +99,7 @@ def test_pods_that_an_object_owns_are_recognized_without_marks_and_created_anew(
         if f"{group} {resource.kind}" in kind.owners:
             assert why_nobody(pod, None, 1) is None
         else:  # the pods are of Jobs or StatefulSets
-            assert f"{group} {resource.kind}" not in RECREATING
+            assert f"{group} {resource.kind}" not in TABLE.recreating
 
 
 def test_the_marks_of_pods_are_kept() -> None:

@@ -4,6 +4,7 @@ The API server has no nodes that run, so pods can be bound to any of the two, ``
 device plugin is bound to a pod on ``own``, as the kubelet of that node mounts it.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,12 +30,21 @@ ALLOCATOR: Final = "ascend-affinity-allocator"
 PLUGIN: Final = "ascend-affinity-device-plugin"
 KUEUE: Final = "kueue.x-k8s.io/v1beta1"
 
+DESCRIBED: Final = {
+    "apiVersion": "trainers.example.com/v1",
+    "kind": "TrainingRun",
+    "plural": "trainingruns",
+    "roles": [{"template": "spec.template", "replicas": "spec.replicas"}],
+}
+"""A kind of job that only the settings describe."""
+
 EVERY_OPTION: Final = (
     *("--set", "devicePlugin.driver.type=simulated,devicePlugin.health.readmission=manual"),
     *("--set", "devicePlugin.jobFiles.enabled=true,allocator.nodeHealthNamespace=mindx-dl"),
     *("--set", "allocator.enqueuePodGroups=true,allocator.publishSwitches=true,allocator.admissionChecks=true"),
     *("--set-string", "allocator.rescheduling.mode=on,allocator.rescheduling.by=evict"),
     *("--set", "allocator.rescheduling.records=true,allocator.rescheduling.resetConfig=true"),
+    *("--set-json", f"allocator.jobKinds={json.dumps([DESCRIBED])}"),
 )
 """All values with which one of the two gets a further right."""
 
@@ -153,6 +163,7 @@ def installed(*options: str) -> Iterator[Lab]:
             cluster.api.create({**made, "status": {"capacity": ROOM, "allocatable": ROOM}})
         cluster.api.create(definition("scheduling.volcano.sh", "v1beta1", "PodGroup", status=True))
         cluster.api.create(definition("kueue.x-k8s.io", "v1beta1", "Workload", status=True))
+        cluster.api.create(definition("trainers.example.com", "v1", "TrainingRun", status=True))
         check = definition("kueue.x-k8s.io", "v1beta1", "AdmissionCheck", status=True)
         cluster.api.create({**check, "spec": {**check["spec"], "scope": "Cluster"}})
         where = ("--namespace", NAMESPACE)

@@ -330,6 +330,7 @@ _KINDS: Final = (
     "statefulsets.apps",
     "jobs.batch",
     *sorted(_JOBS),
+    "trainingruns.trainers.example.com",
     "nodes",
     "pods",
 )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.admission.objects import FlavorSpec, Workload
-from allocator.admission.workload_pods import OWNERS, OwningJob, pods_of
+from allocator.admission.workload_pods import OwningJob, owners, pods_of
 from allocator.rescheduling import storage
 from allocator.rules.node_constraints import untolerated
 from allocator.serving import extender_wire, volcano_wire, webhook
@@ -115,9 +115,9 @@ def kueue_workload(data: bytes) -> None:
     workload.states({"chips"})
     workload.retries({"chips"})
     job = _object(second, OwningJob)
-    for kind, version in OWNERS:
-        owners = (OwnerReference(version, kind, job.name, job.uid, controller=True),)
-        owned = replace(workload, metadata=replace(workload.metadata, owner_references=owners))
+    for kind, version in owners():
+        owning = (OwnerReference(version, kind, job.name, job.uid, controller=True),)
+        owned = replace(workload, metadata=replace(workload.metadata, owner_references=owning))
         with suppress(AscendError):
             pods_of(owned, job, {}, {"ascend": FlavorSpec({"a": "b"}, ({"key": "c"},))})
 

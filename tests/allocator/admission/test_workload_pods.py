@@ -9,7 +9,7 @@ import yaml
 from msgspec.structs import replace
 
 from allocator.admission.objects import FlavorSpec, Workload
-from allocator.admission.workload_pods import OWNERS, pods_of
+from allocator.admission.workload_pods import owners, pods_of
 from allocator.rules.job import find_job
 from ascend.errors import InvalidValue
 from ascend.kube.objects import OwnerReference, Pod
@@ -39,7 +39,7 @@ def workload(
 
 def job(kind: str, version: str, spec: str) -> Any:
     given = {"metadata": {"name": "train", "namespace": "default", "uid": "u"}, "spec": yaml.safe_load(spec)}
-    return msgspec.json.decode(msgspec.json.encode(given), type=OWNERS[kind, version].type)
+    return msgspec.json.decode(msgspec.json.encode(given), type=owners()[kind, version].type)
 
 
 def where(pods: list[Pod]) -> list[Mapping[str, str]]:

@@ -13,7 +13,7 @@ import yaml
 
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobObject
-from ascend.jobs.table import BY_NAME
+from ascend.jobs.table import TABLE
 from ascend.kube.objects import Pod
 
 _CONTAINERS: Final = [{"name": "main", "resources": {"limits": {RESOURCE: "8"}}}]
@@ -25,7 +25,7 @@ NO_CHIPS: Final = "{spec: {containers: [{name: main}]}}"
 def job_object(kind: str, spec: str, *, name: str = "train", **metadata: Any) -> JobObject:
     """The object of a kind of job, with its spec in YAML."""
     given = {"metadata": {"name": name, "namespace": "default", "uid": name, **metadata}, "spec": yaml.safe_load(spec)}
-    made: JobObject = msgspec.convert(given, BY_NAME[kind].objects[0].type)
+    made: JobObject = msgspec.convert(given, TABLE.by_name[kind].objects[0].type)
     return made
 
 
@@ -36,7 +36,9 @@ def ray_cluster(manifest: str, *, name: str) -> JobObject:
     own = {"ray.io/originated-from-cr-name": given["metadata"]["name"], "ray.io/originated-from-crd": given["kind"]}
     labels = {**given["metadata"].get("labels", {}), **own}
     metadata = {**given["metadata"], "name": name, "namespace": "default", "uid": name, "labels": labels}
-    cluster: JobObject = msgspec.convert({"metadata": metadata, "spec": spec}, BY_NAME["RayCluster"].objects[0].type)
+    cluster: JobObject = msgspec.convert(
+        {"metadata": metadata, "spec": spec}, TABLE.by_name["RayCluster"].objects[0].type
+    )
     return cluster
 
 
