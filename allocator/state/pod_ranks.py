@@ -5,6 +5,7 @@ deleted (docs/spec/superpod.md#other-details): MindCluster's operator makes it s
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -66,18 +67,21 @@ class PodRanks(msgspec.Struct, eq=False, gc=False):
 
     def assign(self) -> Steps[None]:
         """Assign a rank to every pod without one."""
-        ranks = self._ranks
-        unread = [uid for uid in self._pods if uid not in self._replaced and not ranks.is_given(uid)]
-        keys = []
-        for number, uid in enumerate(unread, start=1):
-            pod = self._pods[uid]
-            keys.append((not ranks.wants(uid), filling_order(pod, self._parts), pod))
+        ranks, keys = self._ranks, []
+        for number, uid in enumerate(list(self._pods), start=1):
+            if (pod := self._unread(uid)) is not None:
+                keys.append((not ranks.wants(uid), filling_order(pod, self._parts), uid))
             if not number % _STEP:
                 yield
-                if any(uid not in self._pods or uid in self._replaced for uid in unread):
-                    return  # the pods have changed: the next call assigns them
-        for *_, pod in sorted(keys, key=lambda key: key[:2]):
-            ranks.rank_of(pod)
+        for number, (*_, uid) in enumerate(sorted(keys, key=itemgetter(0, 1)), start=1):
+            if (pod := self._unread(uid)) is not None:
+                ranks.rank_of(pod)
+            if not number % _STEP:
+                yield
+
+    def _unread(self, uid: str) -> Pod | None:
+        """A pod whose own rank was not read, if it is still present."""
+        return self._pods.get(uid) if uid not in self._replaced and not self._ranks.is_given(uid) else None
 
     def _settle(self, uid: str) -> None:
         """Give a pod a rank of its own, unless it is the backup of a running pod."""

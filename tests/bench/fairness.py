@@ -1,18 +1,19 @@
 """How long jobs wait by their size, with and without chips that are kept for the oldest one, on a virtual clock.
 
 The same jobs are given to the allocator's engine under several rules. All jobs have one priority. After every end all
-waiting jobs are tried in the order of their arrival, as kube-scheduler does: a large one is tried before the younger
-ones, and is starved nevertheless if nothing is kept for it. Two rules of the literature are the references: strict
-first come, first served, and EASY backfill (Lifka 1995), which is told how long each job will run; the allocator is
-not.
+waiting jobs are tried in the order of their arrival, or as kube-scheduler asks for them: a large one is tried before
+the younger ones, and is starved nevertheless if nothing is kept for it. Two rules of the literature are the references:
+strict first come, first served, and EASY backfill (Lifka 1995), which is told how long each job will run; the allocator
+is not.
 
 ``python -m tests.bench.fairness TRACE NODES LOAD [PLOT]`` compares them on jobs of a file with the columns submit_s,
 duration_s and chips, whose arrivals are stretched to the load; ``python -m tests.bench.fairness FOLDER`` compares the
-allocator with EASY backfill on each trace of Microsoft's Philly cluster in a folder, at several loads.
+allocator in both orders with EASY backfill on each trace of Microsoft's Philly cluster in a folder, at several loads.
 """
 
 import csv
 import heapq
+import itertools
 import random
 import sys
 from collections import Counter, defaultdict
@@ -50,6 +51,7 @@ REQUESTS: Final = (1, 2, 4, 8)
 SINGLE_LIFE_H: Final = 0.5
 GANG_LIFE_H: Final = 2.0
 KEPT: Final = "kept for the oldest waiting job"
+ASKED: Final = f"{KEPT}, in kube-scheduler's order"
 NOT_KEPT: Final = "nothing is kept"
 FCFS: Final = "strict first come, first served"
 EASY: Final = "EASY backfill, told all durations"
@@ -61,6 +63,7 @@ _LITTLE_H: Final = 0.01
 _DAYS: Final = {True: 0.5, False: 1.0}
 _WARM_UP_H: Final = 4.0
 _SHARE: Final = 0.5
+_LONGEST_BACKOFF_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -305,6 +308,36 @@ class Easy(StrictOrder):
         return float("inf"), ()
 
 
+class Asked(Simulation):
+    """kube-scheduler's order among equal priorities: by the last attempt, with those in backoff behind the others.
+
+    Those come in the order in which their backoff ends, without waiting for it: kube-scheduler does so while it has no
+    other pods (k/k:pkg/scheduler/backend/queue, SchedulerPopFromBackoffQ).
+    """
+
+    def __init__(self, share: float, nodes: int = NODES, warm_up_h: float | None = None) -> None:
+        super().__init__(share, nodes, warm_up_h)
+        self._attempts: dict[Job, tuple[float, int, int]] = {}
+        self._numbers = itertools.count()
+
+    def _try(self, jobs: Iterable[Job]) -> None:
+        ordered = sorted(jobs, key=self._turn)
+        super()._try(ordered)
+        for job in ordered:
+            if job in self._waiting:
+                _, _, attempts = self._attempts.get(job, (0.0, 0, 0))
+                self._attempts[job] = self.now_h, next(self._numbers), attempts + 1
+            else:
+                self._attempts.pop(job, None)
+
+    def _turn(self, job: Job) -> tuple[bool, float, int]:
+        if job not in self._attempts:
+            return False, job.arrives_h, job.number
+        tried_h, number, attempts = self._attempts[job]
+        ready_h = tried_h + min(2 ** (attempts - 1), _LONGEST_BACKOFF_S) / 3600
+        return (True, ready_h, number) if ready_h > self.now_h else (False, tried_h, number)
+
+
 def _fits(chips: ChipSet, request: ChipRequest) -> bool:
     return capacity(Vacancy(ASCEND_910A, 8, chips, chips.bit_count()), request)[0] > 0
 
@@ -380,17 +413,22 @@ def compared(results: dict[str, Result]) -> Table:
 
 
 def with_easy(folder: Path) -> Iterator[tuple[str, ...]]:
-    """A row for each trace and load: how much longer jobs wait with the allocator than with EASY backfill."""
+    """A row for each trace and load: how much longer jobs wait with the allocator than with EASY backfill.
+
+    In the order of arrival and in kube-scheduler's.
+    """
     for name, nodes in TRACES.items():
         for load in LOADS:
             jobs = read(folder / f"{name}.csv", nodes, load)
-            ours, easy = (
-                each.run(jobs, jobs[-1].arrives_h) for each in (Simulation(_SHARE, nodes, 0.0), Easy(0.0, nodes, 0.0))
-            )
-            ratios = {size: _ratio(mean_h, easy.means_h[size]) for size, mean_h in ours.means_h.items()}
-            size = max(ratios, key=ratios.__getitem__)
-            means = f"{ours.mean_h():.1f}", f"{easy.mean_h():.1f}", f"{_ratio(ours.mean_h(), easy.mean_h()):.2f}"
-            yield name, f"{nodes}", f"{load}", *means, f"{ratios[size]:.2f}", f"{size} chips"
+            easy = Easy(0.0, nodes, 0.0).run(jobs, jobs[-1].arrives_h)
+            row = [name, f"{nodes}", f"{load}", f"{easy.mean_h():.1f}"]
+            for order in (Simulation, Asked):
+                ours = order(_SHARE, nodes, 0.0).run(jobs, jobs[-1].arrives_h)
+                ratios = {size: _ratio(mean_h, easy.means_h[size]) for size, mean_h in ours.means_h.items()}
+                size = max(ratios, key=ratios.__getitem__)
+                row += [f"{ours.mean_h():.1f}", f"{_ratio(ours.mean_h(), easy.mean_h()):.2f}"]
+                row += [f"{ratios[size]:.2f} ({size} chips)"]
+            yield tuple(row)
 
 
 def _ratio(hours: float, of_h: float) -> float:
@@ -420,14 +458,17 @@ def _plot(path: Path, title: str, results: dict[str, Result]) -> None:
 def main(trace_file: str, nodes: str = "", load: str = "", *plots: str) -> None:
     """Compare the rules on a trace, until its last arrival, or two of them on all traces of a folder."""
     if not nodes:
-        shown = table("trace", "servers", "load", "all, h", "EASY, h", "of EASY", "the worst size", "")
+        ours = "all, h", "of EASY", "the worst size"
+        orders = (f"{order}\n{column}" for order in ("by arrival:", "as asked:") for column in ours)
+        shown = table("trace", "servers", "load", "EASY, h", *orders)
         for row in with_easy(Path(trace_file)):
             shown.add_row(*row)
         Console(width=140).print(shown)
         return
     jobs = read(Path(trace_file), int(nodes), float(load))
     until_h = jobs[-1].arrives_h
-    results = {name: each.run(jobs, until_h) for name, each in simulations(int(nodes), 0.0).items()}
+    rules = simulations(int(nodes), 0.0) | {ASKED: Asked(_SHARE, int(nodes), 0.0)}
+    results = {name: each.run(jobs, until_h) for name, each in rules.items()}
     Console(width=140).print(compared(results))
     for plot in plots:
         title = f"How long jobs wait: {Path(trace_file).stem} at {float(load):.0%} load on {nodes} servers"

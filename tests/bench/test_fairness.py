@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.fairness import CHIPS, GANG_SHARE, LOAD, LOADS, TRACES, Job, Simulation, trace, with_easy
+from tests.bench.fairness import CHIPS, GANG_SHARE, LOAD, LOADS, TRACES, Asked, Job, Simulation, trace, with_easy
 
 
 def test_the_jobs_would_use_the_stated_share_of_the_chips() -> None:
@@ -23,6 +23,19 @@ def test_a_gang_among_pods_of_whole_servers_starts_only_if_nodes_are_kept(share:
     jobs = sorted([*stream, gang, *(Job(5.6, 101 + number, 0, 8, 4.0) for number in range(8))])
     result = Simulation(share, nodes=4).run(jobs, 30.0)
     assert result.waiting[2] if starts_h is None else result.waited_h[2] == [starts_h - 5.5]
+
+
+@pytest.mark.parametrize(
+    ("order", "ends_s", "is_first_served"), [(Simulation, 1.5, True), (Asked, 1.5, False), (Asked, 3.0, True)]
+)
+def test_kube_scheduler_asks_for_a_job_in_backoff_behind_a_younger_one(
+    order: type[Simulation], ends_s: float, *, is_first_served: bool
+) -> None:
+    second_h = 1 / 3600
+    running = [Job(0.0, 0, 0, 4, 1.0), Job(0.0, 1, 0, 4, 1.0 + ends_s * second_h)]
+    older, younger = Job(0.5, 2, 0, 8, 1.0), Job(1.0 + 0.2 * second_h, 3, 0, 8, 1.0)
+    waited_h = dict(order(0.0, nodes=1, warm_up_h=0.0).run([*running, older, younger], 4.0).waited)
+    assert (waited_h[older] < waited_h[younger] + 0.5) is is_first_served
 
 
 def test_each_trace_is_compared_with_easy_backfill_at_each_load(tmp_path: Path) -> None:

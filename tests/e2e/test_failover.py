@@ -1,4 +1,4 @@
-"""The leader is stopped during a Binding: the other allocator takes over, and no chip is allocated twice.
+"""The leader is stopped during Bindings: the other allocator takes over, and no chip is allocated twice.
 
 tests/deploy/test_admission.py shows the same on a real cluster, with the admission policy itself.
 """
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
-from ascend.annotations import FENCE
+from ascend.annotations import FENCE, MIN_AVAILABLE
 from ascend.kube.client import KubeClient
 from ascend.kube.lease import LEASES
 from ascend.kube.objects import PODS
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import PODS as POD_RESOURCE
 from sandbox.apiserver.status import forbidden
+from tests.allocator.builders import GROUP
 from tests.allocator.harness import node_manifest, pod_manifest
 from tests.cluster.api import free_ports
 from tests.e2e.programs import is_ready
@@ -72,10 +74,19 @@ class Candidate:
     async def bind(self, pod: dict[str, Any], node: str) -> str:
         meta = pod["metadata"]
         args = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": node}
-        url = f"http://{self.address}/scheduler/bind"
+        return str((await self._call("bind", args))["Error"])
+
+    async def schedule(self, pod: dict[str, Any], nodes: list[str]) -> str:
+        """Filter and bind a pod; why it is not bound."""
+        answer = await self._call("filter", {"Pod": pod, "Nodes": None, "NodeNames": nodes})
+        fitting = answer["NodeNames"]
+        return await self.bind(pod, fitting[0]) if fitting else str(answer["FailedAndUnresolvableNodes"])
+
+    async def _call(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://{self.address}/scheduler/{verb}"
         async with aiohttp.ClientSession() as http, http.post(url, json=args) as response:
-            error: str = (await response.json())["Error"]
-            return error
+            answer: dict[str, Any] = await response.json()
+            return answer
 
 
 @asynccontextmanager
@@ -139,3 +150,47 @@ async def test_a_stopped_leaders_binding_is_denied_after_a_failover(tmp_path: Pa
         bound = [await client.get(PODS, name, "default") for name in ("late", "taken")]
         assert [pod.spec.node_name for pod in bound] == ["", "n1"]
         assert "NotEnoughChips" in await second.bind(late, "n1")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [3, 4], ids=["held", "posted in part"])
+async def test_a_gang_whose_leader_is_stopped_is_started_whole_by_the_next(tmp_path: Path, asked: int) -> None:
+    """The leader is stopped while it holds three Bindings of four, or while two of four are on their way."""
+    nodes = ["n1", "n2", "n3", "n4"]
+    async with two(tmp_path) as (server, client, first, second):
+        denied = fence(server, client)
+        for name in nodes[1:]:
+            await server.create(node_manifest(name))
+        annotations = {GROUP: "train", MIN_AVAILABLE: "4"}
+        pods = [await server.create(pod_manifest(f"train-{rank}", 8, annotations=annotations)) for rank in range(4)]
+        single = await server.create(pod_manifest("single", 8))
+
+        async def bound() -> dict[str, str]:
+            read = [await client.get(PODS, pod["metadata"]["name"], "default") for pod in (*pods, single)]
+            return {pod.name: pod.spec.node_name for pod in read if pod.spec.node_name}
+
+        async with first.api.gate("POST", "/pods/train-[23]/binding") as in_flight:
+            calls = [asyncio.create_task(first.schedule(pod, nodes)) for pod in pods[:asked]]
+            if asked == len(pods):
+                await in_flight.reached.wait()
+            while asked == len(pods) and len(await bound()) < 2:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.1)
+            first.signal(signal.SIGSTOP)
+            begun = await bound()
+            await until_ready(second)
+            rest = [pod for pod in pods if pod["metadata"]["name"] not in begun]
+            if begun:
+                assert "NotEnoughChips" in await second.schedule(single, nodes)
+            assert not any(await asyncio.gather(*(second.schedule(pod, nodes) for pod in rest)))
+            whole = await bound()
+            assert denied.empty()
+        # The gate is open: the Bindings that were on their way arrive after others were made in their place.
+        late = {await asyncio.wait_for(denied.get(), 10) for _ in begun}
+        assert late == ({"train-2", "train-3"} if begun else set())
+        first.signal(signal.SIGCONT)
+        assert await first.ended() == 1
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert denied.empty()
+        assert await bound() == whole
+        assert sorted(whole.values()) == nodes
+        assert "single" not in whole

@@ -1,7 +1,9 @@
 """Gangs that can't start, for reasons that only their scheduler knows, do not keep a gang that fits waiting.
 
 The real kube-scheduler, with its own backoff of up to 10 s. Behind 12 of them the gang that fits starts within 30 s;
-behind 100, which the scheduler tries at the same time, twice that is asserted, and the waits are printed.
+behind 100, which the scheduler tries at the same time, twice that is asserted, and the waits are printed: 30 s are the
+bound for rounds of up to 4 s (docs/gangs.md), and on a busy machine a round of 300 pods takes longer. The bound itself
+is asserted for 100 gangs of each kind on a virtual clock, in tests/allocator/binding/test_impossible_gangs.py.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import Steps
 from tests.allocator.binding.rig import BinderWorld
 from tests.allocator.binding.test_barrier import gang, refused_by_its_scheduler
 from tests.allocator.builders import node
@@ -139,3 +140,34 @@ async def test_a_pod_that_is_bound_is_no_longer_refused() -> None:
         await large.rig.barrier.check()
     assert large.stages[Stage.HELD] == 2
     await large.close()
+
+
+def calls_of_steps(steps: Steps[None]) -> Iterator[int]:
+    """How many functions of the allocator each step calls."""
+    is_done = False
+    while not is_done:
+        with counting() as called:
+            is_done = next(steps, True) is True
+        yield len(called)
+
+
+def test_no_step_of_assigning_ranks_takes_longer_in_a_large_job() -> None:
+    most = []
+    for size in (400, 4_000):
+        pods = gang("a", size)
+        rig = BinderWorld(*pods)
+        job = rig.world.cluster.jobs.job_of(pods[0])
+        most.append(max(calls_of_steps(job.assign_ranks())))
+        assert [rank for rank, _ in job.by_rank()] == list(range(size))
+    assert most[1] < 2 * most[0]
+
+
+def test_a_job_of_which_a_pod_goes_while_ranks_are_assigned_gets_different_ranks() -> None:
+    pods = gang("a", 400)
+    rig = BinderWorld(*pods)
+    job = rig.world.cluster.jobs.job_of(pods[0])
+    for number, _ in enumerate(job.assign_ranks()):
+        rig.world.cluster.pod_deleted(pods[30 * number])
+        rig.world.cluster.pod_deleted(pods[-1 - number])
+    ranks = [rank for rank, _ in job.by_rank()]
+    assert len(set(ranks)) == len(ranks) < len(pods)
