@@ -93,7 +93,6 @@ class AllocatorApp:
         now_ns: Callable[[], int] = time.time_ns,
         boot_s: Callable[[], float] = boot_time,
     ) -> None:
-        TABLE.describe(settings.job_kinds)
         self._settings = settings
         self._source = source
         self._client = client
@@ -137,6 +136,7 @@ class AllocatorApp:
 
     async def __aenter__(self) -> Self:
         try:
+            self._stack.enter_context(TABLE.using(self._settings.job_kinds))
             await self._stack.enter_async_context(self._running())
         except BaseException:  # also if it is cancelled: __aexit__ is not called then
             await self._stack.aclose()

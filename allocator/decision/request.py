@@ -226,7 +226,7 @@ class RequestReader:
             return one_product(f"job {job.key} {several}", named, there, self._preferred_products(pod, job))
         except Refusal:
             if self._cluster.jobs.lacks_group(job):
-                raise group_missing(pod, job) from None  # which may name it
+                raise group_missing(pod, job, self._cluster.jobs) from None  # which may name it
             offered = self._cluster.labels.only_product(candidates) if candidates and not job.is_gang else None
             if offered is None:
                 raise

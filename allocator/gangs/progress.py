@@ -4,6 +4,7 @@ from typing import Final
 
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
+from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.errors import Refusal
@@ -15,9 +16,9 @@ WAITING: Final = (Stage.PLANNED, Stage.HELD)
 """The stages of a seat whose pod is not being bound."""
 
 
-def group_missing(pod: Pod, job: Job) -> Refusal:
+def group_missing(pod: Pod, job: Job, jobs: Jobs) -> Refusal:
     """The refusal of a pod whose job lacks its pod group, or the object that says how many pods it has."""
-    return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
+    return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, {jobs.why_lacking(job)}")
 
 
 class Progress:
@@ -35,7 +36,7 @@ class Progress:
     def incomplete(self, job: Job, pod: Pod) -> Refusal | None:
         """What a gang lacks apart from nodes; None if it is complete."""
         if self._cluster.jobs.lacks_group(job):
-            return group_missing(pod, job)
+            return group_missing(pod, job, self._cluster.jobs)
         # Its scheduler may know the pod, or that its gates are gone, before the informers do; a pod that has failed or
         # is terminating doesn't count.
         seen = self._cluster.pods.get(pod.uid)

@@ -13,8 +13,9 @@ from allocator.state.job import Job
 from allocator.state.owned import Owners
 from ascend.jobs.core import SINGLE
 from ascend.jobs.kind import JobFacts, JobObject
-from ascend.kube.kept import settings_among
-from ascend.kube.objects import Pod
+from ascend.jobs.table import TABLE
+from ascend.kube.kept import LONGEST, settings_among, short
+from ascend.kube.objects import KubeObject, Pod
 from ascend.kube.workloads import PodGroup, task_minima
 
 
@@ -34,6 +35,7 @@ class Jobs:
         self.owners = Owners()
         self._sources: dict[JobKey, JobFacts] = {}
         self._made_from: dict[JobKey, set[JobKey]] = {}
+        self._unreadable: dict[JobKey, str] = {}
         self.discovery = Discovery()
         self.reschedules = False
         """Whether pods are rescheduled after faults."""
@@ -62,7 +64,7 @@ class Jobs:
         """The same groups, owners and objects without a pod: for pods that may be created."""
         empty = Jobs()
         empty._groups, empty.owners, empty._sources = self._groups, self.owners, self._sources
-        empty.discovery.watched = self.discovery.watched
+        empty._unreadable, empty.discovery.watched = self._unreadable, self.discovery.watched
         return empty
 
     def lacks_group(self, job: Job) -> bool:
@@ -77,6 +79,11 @@ class Jobs:
         else:
             lacks = self.discovery.is_waiting(job.key)
         return lacks and job.stated_minimum is None
+
+    def why_lacking(self, job: Job) -> str:
+        """The end of a sentence on the group or owner of a job that lacks one: absent, or unreadable and why."""
+        why = self._unreadable.get(job.key if is_group(job.key) else job.source_key or job.key)
+        return f"which can't be read: {why}" if why is not None else "which does not exist"
 
     def unserved_group(self, job: Job) -> str | None:
         """The start of a job whose pods name a pod group of a kind not served, a sentence; None for other jobs.
@@ -102,7 +109,7 @@ class Jobs:
         pods = job.cooperation_with(pod).known if is_mind_ie(pod.metadata.labels) else None  # called for every new pod
         several = pods if pods is not None and pods > 1 else None  # pods that are placed by themselves have no blocks
         said = without_effect(pod, job.facts, several, reschedules=self.reschedules)
-        return (*said, *self.owners.misplaced_settings(pod))
+        return (*said, *self.owners.misplaced_settings(pod), *TABLE.several(pod.metadata.labels))
 
     def gang(self, job: Job) -> Job | None:
         """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
@@ -176,6 +183,7 @@ class Jobs:
         for facts in (self._groups, self._sources):
             for key in [key for key in facts if key.kind == kind]:
                 del facts[key]
+        self._unreadable = {key: why for key, why in self._unreadable.items() if key.kind != kind}
         self._renew(kind)
 
     def group_applied(self, kind: str, group: PodGroup) -> None:
@@ -185,6 +193,7 @@ class Jobs:
         if metadata.controller is None:  # controllers write the number of all pods of each task
             annotations |= task_minima(group.spec.min_task_member or {}, group.spec.min_member)
         key = JobKey(metadata.namespace, group.name, kind)
+        self._unreadable.pop(key, None)
         self._groups[key] = JobFacts(minimum=group.spec.min_member, labels=labels, annotations=annotations)
         self._inform(self._jobs.get(key))
 
@@ -195,9 +204,19 @@ class Jobs:
         self.losses += 1
         self._inform(self._jobs.get(key))
 
+    def on_unreadable(self, kind: str, obj: KubeObject, why: str) -> None:
+        """Record why a pod group, or an object from which pods are created, can't be read; empty once it is gone."""
+        key = JobKey(obj.metadata.namespace, obj.name, kind)
+        self._unreadable.pop(key, None)
+        if why:
+            self._unreadable[key] = short(why, LONGEST)
+        self._inform(self._jobs.get(key))
+        self._inform_made_from(key)
+
     def source_applied(self, kind: str, source: JobObject) -> None:
         """Add or update an object from which an operator creates pods."""
         key, facts = JobKey(source.metadata.namespace, source.name, kind), source.facts
+        self._unreadable.pop(key, None)
         if self._sources.get(key) != facts:
             self._sources[key] = facts
             self._inform_made_from(key)

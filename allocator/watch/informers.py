@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -210,6 +211,7 @@ def make_reflector(
         label_selector=kind.label_selector,
         field_selector=kind.field_selector,
         unkept=kind.unkept(cluster) if kind.unkept is not None else None,
+        unreadable=partial(cluster.jobs.on_unreadable, kind.jobs) if kind.is_optional else None,
         monotonic=monotonic,
     )
 

@@ -175,13 +175,18 @@ class _ShowVersion(argparse.Action):
 def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
     """Read settings from a YAML file and from values, which take precedence, but not from the environment.
 
-    Keys may have dashes.
+    Keys may have dashes; of the values, a list may be written as on a command line.
 
     Raises:
         InvalidValue: a setting is wrong; the message has a line for each.
     """
-    from_file = _read_file(file) if file is not None else {}
-    return _checked(kind, {key.replace("-", "_"): value for key, value in (*from_file.items(), *values.items())})
+    given = {key.replace("-", "_"): value for key, value in (_read_file(file) if file is not None else {}).items()}
+    settings = settings_of(kind)
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        is_text = isinstance(value, str) and name in settings and settings[name].is_list
+        given[name] = _listed([str(value)], name) if is_text else value
+    return _checked(kind, given)
 
 
 def _flag(name: str) -> str:

@@ -6,9 +6,12 @@ deleted pod anew, which pod groups are admitted to Volcano's queue, what ``npuct
 finds, the chart's rights, and the table in ``docs/jobs.md``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
+from ascend.errors import InvalidValue
+from ascend.grammar import some
 from ascend.jobs import (
     argo,
     core,
@@ -28,6 +31,7 @@ from ascend.jobs import (
 )
 from ascend.jobs.described import JobDescription, described_kinds
 from ascend.jobs.kind import JobKind
+from ascend.kube.kept import DESCRIBED
 from ascend.kube.objects import Pod, Resource
 
 JOB_KINDS: Final = (
@@ -84,7 +88,8 @@ def check_descriptions(descriptions: Iterable[JobDescription]) -> tuple[JobKind,
 class JobTable:
     """The kinds of jobs of a program: the rows above, and the descriptions in the settings.
 
-    There is one in a process, because pods are decoded, grouped and shown by it.
+    There is one in a process: a decoder, which keeps the labels by which pods are recognized, has nothing of its caller
+    but a type. So programs of one process must have the same descriptions; other ones are an error while one runs.
 
     Attributes:
         described: the kinds of the settings.
@@ -97,22 +102,52 @@ class JobTable:
     """
 
     def __init__(self) -> None:
+        self._descriptions: tuple[JobDescription, ...] = ()
+        self._users = 0
         self.describe(())
+
+    @contextmanager
+    def using(self, descriptions: Iterable[JobDescription]) -> Iterator[None]:
+        """Have the kinds of the settings, for as long as a program runs.
+
+        Raises:
+            InvalidValue: as for ``describe``.
+        """
+        self.describe(descriptions)
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self.describe(())
 
     def describe(self, descriptions: Iterable[JobDescription]) -> None:
         """Replace the kinds of the settings by others.
 
         Raises:
-            InvalidValue: a description is wrong.
+            InvalidValue: a description is wrong, or a program that runs in this process has others.
         """
-        self.described = check_descriptions(descriptions)
+        given = tuple(descriptions)
+        if self._users and given != self._descriptions:
+            raise InvalidValue("job_kinds: another program in this process runs with other descriptions")
+        self._descriptions, self.described = given, check_descriptions(given)
         groups = len(pod_groups.KINDS)
         self.kinds = (*JOB_KINDS[:groups], *self.described, *JOB_KINDS[groups:])
         self.by_name = {kind.name: kind for kind in self.kinds}
         self.workloads = WORKLOADS | {(row.kind, row.version): row for kind in self.described for row in kind.workloads}
+        DESCRIBED.clear()
+        DESCRIBED.update(key for kind in given for key in (kind.job_label, kind.role_label, kind.index_label) if key)
         self.recreating = frozenset(owner for kind in self.kinds if kind.recreates for owner in kind.owners)
         self.everything = Recognition(self.kinds)
         self.without_groups = Recognition(tuple(kind for kind in self.kinds if not kind.is_group))
+
+    def several(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        """A sentence if the labels are those of several kinds of the settings."""
+        found = [f"{kind.name} by label {key}" for kind in self.described for key in kind.marks if key in labels]
+        if found[1:]:
+            return (f"the pod is of {some(found)} in the setting job_kinds; only the first one has an effect",)
+        return ()
 
 
 class Recognition:

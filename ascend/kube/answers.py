@@ -84,15 +84,15 @@ def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
         raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
 
 
-def decode_item(raw: msgspec.Raw, resource: Resource[T]) -> T | None:
-    """An object; None if it can't be decoded: it must not hide the others."""
+def decode_item(raw: msgspec.Raw, resource: Resource[T]) -> T | str:
+    """An object, or the error of the decoder: one object must not hide the others."""
     try:
         return read_object(raw, resource.type)
     except UNREADABLE as error:
         shown = bytes(raw)[:200].decode(errors="replace")
         extra = {"resource": resource.plural, "error": str(error), "object": shown}
         log.error("ignoring an object", extra=extra)  # noqa: TRY400 - the traceback of a decoder is not useful
-        return None
+        return str(error)
 
 
 def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:

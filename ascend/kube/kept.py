@@ -121,6 +121,9 @@ _SEPARATORS: Final = str.maketrans(dict.fromkeys("-_./ "))
 POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | FIELDS | {*VNPUS}
 """The labels and annotations of pods that are read. A new reader needs a new key here: tests use the same pods."""
 
+DESCRIBED: Final[set[str]] = set()
+"""The labels of the kinds of jobs that settings describe; ``ascend.jobs.table`` sets them with the kinds."""
+
 
 def _variants(key: str) -> set[str]:
     """Names by which keys with one wrong, missing or additional letter are found: without each of the letters."""
@@ -180,8 +183,9 @@ def kept_labels(values: dict[str, str]) -> dict[str, str]:
     """The labels of a pod: normally all, since selectors may name any; the same object if none is left out."""
     if len(values) <= MOST_LABELS:  # the API server limits their lengths
         return values
-    others = [key for key in values if key not in POD_KEYS][:MOST_LABELS]
-    return {key: value for key, value in values.items() if key in POD_KEYS} | {key: values[key] for key in others}
+    read = POD_KEYS | DESCRIBED
+    others = [key for key in values if key not in read][:MOST_LABELS]
+    return {key: value for key, value in values.items() if key in read} | {key: values[key] for key in others}
 
 
 def settings_among(values: dict[str, str]) -> dict[str, str]:

@@ -54,6 +54,8 @@ class Reflector(Generic[T]):
         label_selector: only objects that it matches.
         field_selector: only objects that it matches.
         unkept: the objects of which no copy is kept; None to keep all.
+        unreadable: called with an object that can't be decoded, and why, after its last state that could be was passed
+            on as deleted; with an empty sentence once it is deleted. None: until then the last state counts.
         idle_timeout_s: how long a watch may be silent before its connection counts as broken.
         monotonic: the clock for ``age_s``.
     """
@@ -68,6 +70,7 @@ class Reflector(Generic[T]):
         label_selector: str = "",
         field_selector: str = "",
         unkept: Unkept[T] | None = None,
+        unreadable: Callable[[KubeObject, str], None] | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +81,7 @@ class Reflector(Generic[T]):
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {key: value for key, value in selectors.items() if value}
         self._unkept = unkept
+        self._unreadable = unreadable
         self._idle_timeout_s = idle_timeout_s
         self._monotonic = monotonic
         self._objects: dict[str, T] = {}
@@ -167,7 +171,9 @@ class Reflector(Generic[T]):
                 key = self._key_of_unchanged(raw)
                 if key is not None:
                     missing.pop(key, None)
-                elif (obj := decode_item(raw, self._resource)) is not None:
+                elif isinstance(obj := decode_item(raw, self._resource), str):
+                    self._on_unreadable(raw, obj)
+                else:
                     missing.pop(obj.key, None)
                     if self._is_unkept(obj):
                         self._apply(obj)
@@ -234,7 +240,8 @@ class Reflector(Generic[T]):
         if event.type == "BOOKMARK":
             self._version = decode(event.object, KubeObject, "answer").metadata.resource_version
             return
-        if (obj := decode_item(event.object, self._resource)) is None:
+        if isinstance(obj := decode_item(event.object, self._resource), str):
+            self._on_unreadable(event.object, "" if event.type == "DELETED" else obj)
             return
         if event.type == "DELETED":
             # The uid distinguishes a late DELETED of an earlier object from one of the current object.
@@ -266,6 +273,17 @@ class Reflector(Generic[T]):
             return
         if self._handler is not None:
             self._handler.on_delete(obj)
+
+    def _on_unreadable(self, raw: msgspec.Raw, why: str) -> None:
+        try:
+            head = msgspec.json.decode(raw, type=KubeObject)
+        except UNREADABLE:
+            return
+        old = self._objects.get(head.key)
+        if old is not None and (old.uid == head.uid if not why else self._unreadable is not None):
+            self._delete(old)
+        if self._unreadable is not None:
+            self._unreadable(head, why)
 
     def _key_of_unchanged(self, raw: msgspec.Raw) -> str | None:
         """The key of an object that the copy has in the same version; None for any other object."""

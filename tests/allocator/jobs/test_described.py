@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from allocator.rescheduling.owners import why_nobody
-from allocator.rules.job import JobKey
+from allocator.rules.job import JobKey, marks_of
 from allocator.settings import Settings
 from allocator.state.jobs import Jobs
 from ascend.daemon.settings import fixed_settings
@@ -20,11 +20,12 @@ from ascend.errors import InvalidValue
 from ascend.jobs.described import JobDescription
 from ascend.jobs.kind import JobObject
 from ascend.jobs.table import TABLE
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
 from npuctl.cli import app
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, Catalogue, ServedResource
-from tests.allocator.harness import Json, pod_manifest, running, until
+from tests.allocator.harness import Json, events_of, pod_manifest, running, until
 from tests.allocator.jobs.manifests import made
 from tests.deploy import helm
 from tests.npuctl.manifests import as_list, node
@@ -45,6 +46,12 @@ SPEC: Final[Json] = {"leader": {"template": TEMPLATE}, "worker": {"replicas": 2,
 def changed(**fields: Any) -> Json:
     """The description of the example, with other fields."""
     return {"job_kinds": [{**EXAMPLE["job_kinds"][0], **fields}]}
+
+
+OTHER_LABEL: Final = "other.example.com/run"
+TWO: Final[Json] = {
+    "job_kinds": EXAMPLE["job_kinds"] + changed(kind="Other", plural="others", jobLabel=OTHER_LABEL)["job_kinds"]
+}
 
 
 def run_object(spec: object, name: str = "train") -> Json:
@@ -204,6 +211,48 @@ def test_two_descriptions_must_not_match_the_same_pods() -> None:
         assert re.search(said, str(error.value))
 
 
+@pytest.mark.parametrize("others", [63, 64, 500])
+@pytest.mark.usefixtures("describe")
+def test_the_labels_of_a_description_are_kept_of_a_pod_with_many(others: int) -> None:
+    manifest = pod_manifest("train-worker-1", 8, labels={
+        **{f"a{number}": "x" for number in range(others)},
+        **run_pod("worker", 1).metadata.labels,
+    })  # fmt: skip
+    pod = msgspec.json.decode(msgspec.json.encode(manifest), type=Pod)
+    marks = marks_of(pod)
+    assert (marks.job, marks.position.part, marks.position.at) == (JobKey("default", "train", KIND), "worker", 1)
+    assert len(pod.metadata.labels) <= 64 + 3
+
+
+def test_a_pod_with_the_labels_of_two_descriptions_is_told(describe: Callable[..., None]) -> None:
+    describe(TWO)
+    one, both = run_pod("worker", 0), run_pod("worker", 1)
+    both.metadata.labels[OTHER_LABEL] = "x"
+    jobs = Jobs()
+    assert jobs.without_effect(one) == ()
+    assert jobs.job_of(both).key == JobKey("default", "train", KIND)
+    (said,) = jobs.without_effect(both)
+    assert said.startswith(f"the pod is of {KIND} by label {PREFIX}/run, Other.{PREFIX} by label {OTHER_LABEL}")
+
+
+async def test_allocators_of_one_process_have_the_same_descriptions(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    async with ApiServer() as server:
+        async with running(server, first, **EXAMPLE):
+            async with running(server, second, synced=False, **EXAMPLE):
+                pass
+            for other in ({}, TWO):
+                with pytest.raises(InvalidValue, match="job_kinds: another program in this process"):
+                    async with running(server, second, synced=False, **other):
+                        pass
+            assert [kind.name for kind in TABLE.described] == [KIND]
+        async with running(server, first, synced=False, **TWO):
+            assert len(TABLE.described) == 2
+        assert not TABLE.described
+
+
 @pytest.mark.usefixtures("describe")
 def test_plan_expands_an_object_and_explain_finds_its_pods(tmp_path: Path) -> None:
     config, file = tmp_path / "allocator.yaml", tmp_path / "run.json"
@@ -211,10 +260,12 @@ def test_plan_expands_an_object_and_explain_finds_its_pods(tmp_path: Path) -> No
     nodes = [node(f"node-{name}") for name in "abc"]
     file.write_text(json.dumps(as_list(*nodes, run_object(SPEC))))
     arguments = ["-f", str(file), "--config", str(config), "-o", "json"]
-    done = CliRunner().invoke(app, ["plan", *arguments])
-    assert done.exit_code == 0, done.stderr
-    planned = json.loads(done.stdout)
-    assert sorted(pod["name"] for pod in planned["pods"]) == ["train-leader-0", "train-worker-0", "train-worker-1"]
+    setting = f"job_kinds={json.dumps(EXAMPLE['job_kinds'])}"
+    for given in (arguments, ["-f", str(file), "--set", setting, "-o", "json"]):
+        done = CliRunner().invoke(app, ["plan", *given])
+        assert done.exit_code == 0, done.stderr
+        planned = json.loads(done.stdout)
+        assert sorted(pod["name"] for pod in planned["pods"]) == ["train-leader-0", "train-worker-0", "train-worker-1"]
     # With a server less, none starts.
     file.write_text(json.dumps(as_list(*nodes[1:], run_object(SPEC))))
     done = CliRunner().invoke(app, ["plan", *arguments])
@@ -239,9 +290,17 @@ async def test_a_gang_starts_whole_on_an_api_server(tmp_path: Path) -> None:
             await allocator.pod(f"train-{role}-{at}", 8, labels=dict(run_pod(role, at).metadata.labels))
             for role, at in PODS
         ]
-        await server.create(run_object({**SPEC, "worker": "wrong"}, "broken"))
-        await server.create(run_object(SPEC))
         jobs = allocator.app.cluster.jobs
+        await server.create(run_object({**SPEC, "worker": "wrong"}))
+        (job,) = jobs
+        await until(lambda: "can't be read" in jobs.why_lacking(job))
+        refused = await allocator.filter(pods[1], "ab")
+        assert "GroupMissing" in str(refused)
+        assert "`$.spec.worker`" in str(refused)
+        (event, *_) = await events_of(allocator)
+        assert (event["regarding"]["name"], "`$.spec.worker`" in event["note"]) == (pods[1]["metadata"]["name"], True)
+        async with await KubeClient.connect(str(tmp_path / "kubeconfig")) as client:
+            await client.patch(TABLE.by_name[KIND].objects[0], "train", {"spec": SPEC}, namespace="default")
         await until(lambda: all(job.min_available == 3 for job in jobs), timeout_s=30)
         refused = await allocator.filter(pods[1], "ab")
         assert not refused.get("NodeNames")

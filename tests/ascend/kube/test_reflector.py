@@ -356,3 +356,29 @@ async def test_a_refresh_waits_until_the_server_answers(server: ApiServer, clien
         await server.create(pod("new"))
         await reflector.refresh()
         assert set(reflector.objects) == {"default/new"}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_an_object_that_becomes_unreadable_is_as_deleted_for_who_is_told_why(
+    server: ApiServer, client: KubeClient, *, is_told: bool
+) -> None:
+    told: list[tuple[str, str]] = []
+    handler = RecordingHandler()
+    given = {"unreadable": lambda obj, why: told.append((obj.name, why))} if is_told else {}
+    path = PODS.path(namespace="default", name="odd")
+    async with watching(client, handler, **given) as reflector:
+        await server.create(pod("odd"))
+        await handler.until(lambda: ("applied", "odd") in handler.calls)
+        odd = {"metadata": {"annotations": {"a": "b"}}, "status": {"phase": ["odd"]}}
+        await client.request("PATCH", f"{path}/status", body=odd, content_type="application/merge-patch+json")
+        await server.create(pod("later"))
+        await handler.until(lambda: ("applied", "later") in handler.calls)
+        assert ("default/odd" in reflector.objects, ("deleted", "odd") in handler.calls) == (not is_told, is_told)
+        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        await server.create(pod("last"))
+        await handler.until(lambda: ("applied", "last") in handler.calls)
+        assert set(reflector.objects) == {"default/later", "default/last"}
+        assert handler.calls.count(("deleted", "odd")) == 1
+    if is_told:
+        assert {name for name, _ in told} == {"odd"}
+        assert (bool(told[0][1]), told[-1][1]) == (True, "")
