@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -103,3 +103,9 @@ class _Line:
 
 
 _LINES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Line]] = WeakKeyDictionary()
+
+
+def drained(items: list[_R]) -> Iterator[_R]:
+    """The items from the last to the first; a long list would take milliseconds to release in one piece."""
+    while items:
+        yield items.pop()

@@ -84,6 +84,14 @@ def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
         raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
 
 
+def decode_head(raw: msgspec.Raw, of: type[_D]) -> _D | None:
+    """Decode what tells which object this is; None if even that can't be decoded."""
+    try:
+        return msgspec.json.decode(raw, type=of)
+    except UNREADABLE:
+        return None
+
+
 def decode_item(raw: msgspec.Raw, resource: Resource[T]) -> T | str:
     """An object, or the error of the decoder: one object must not hide the others."""
     try:

@@ -3,10 +3,8 @@
 One task per reflector. It lists (in pages, smaller ones of large objects), passes every object to its handler, and
 watches from the list's resourceVersion. A watch can end for many reasons:
 
-* the server's time limit, or a broken connection: watch again from the last resourceVersion seen (bookmarks keep it
-  recent on a quiet collection);
-* nothing arrives for ``idle_timeout_s``, not even a bookmark, as on a half-open connection: close the connection and
-  resume the watch;
+* the server's time limit, or a broken connection: watch again from the last resourceVersion seen, or bookmarked;
+* nothing arrives for ``idle_timeout_s``, as on a half-open connection: close the connection and resume the watch;
 * 410 Expired, as HTTP status or as ERROR event: list again. Objects that are missing are passed on as deleted, and an
   object of the same name with another uid as deleted and then applied;
 * any other error: wait (exponential backoff with jitter, at least as long as Retry-After) and try again;
@@ -22,18 +20,18 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic
 
 import msgspec
 
-from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
-from ascend.kube.answers import Head, List, Status, WatchEvent, decode, decode_item, error_of
+from ascend.errors import ApiError, Expired, Unreachable
+from ascend.kube.answers import Head, List, Status, WatchEvent, decode, decode_head, decode_item, error_of
 from ascend.kube.client import KubeClient
 from ascend.kube.handler import Handler, Unkept
 from ascend.kube.objects import KubeObject, Resource, T
 from ascend.rate_limiters import Backoff
-from ascend.turn import Turn
+from ascend.turn import Turn, drained
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +48,7 @@ class Reflector(Generic[T]):
         client: the API server.
         resource: the kind.
         handler: called with every change; None if only the copy is needed.
-        namespace: only objects of this namespace.
-        label_selector: only objects that it matches.
-        field_selector: only objects that it matches.
+        namespace, label_selector, field_selector: only objects of this namespace, or that these match.
         unkept: the objects of which no copy is kept; None to keep all.
         unreadable: called with an object that can't be decoded, and why, after its last state that could be was passed
             on as deleted; with an empty sentence once it is deleted. None: until then the last state counts.
@@ -192,7 +188,7 @@ class Reflector(Generic[T]):
 
     async def _replace(self, gone: Mapping[str, T], changed: list[list[T]], turn: Turn) -> None:
         # In the order of their creation, as on a watch.
-        for new in heapq.merge(*map(_drained, changed), key=_created):
+        for new in heapq.merge(*map(drained, changed), key=_created):
             self._apply(new)
             await turn.share()
         for old in gone.values():
@@ -275,9 +271,7 @@ class Reflector(Generic[T]):
             self._handler.on_delete(obj)
 
     def _on_unreadable(self, raw: msgspec.Raw, why: str) -> None:
-        try:
-            head = msgspec.json.decode(raw, type=KubeObject)
-        except UNREADABLE:
+        if (head := decode_head(raw, KubeObject)) is None:
             return
         old = self._objects.get(head.key)
         if old is not None and (old.uid == head.uid if not why else self._unreadable is not None):
@@ -289,9 +283,7 @@ class Reflector(Generic[T]):
         """The key of an object that the copy has in the same version; None for any other object."""
         if not self._objects:
             return None
-        try:
-            head = msgspec.json.decode(raw, type=Head)
-        except UNREADABLE:
+        if (head := decode_head(raw, Head)) is None:
             return None
         old = self._objects.get(head.key)
         is_unchanged = old is not None and old.metadata.resource_version == head.metadata.resource_version
@@ -306,9 +298,3 @@ class Reflector(Generic[T]):
 
 def _created(obj: KubeObject) -> str:
     return obj.metadata.creation_timestamp or ""
-
-
-def _drained(objects: list[T]) -> Iterator[T]:
-    """The objects from the last to the first; a long list would take milliseconds to release in one piece."""
-    while objects:
-        yield objects.pop()
