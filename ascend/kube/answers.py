@@ -85,7 +85,7 @@ def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
 
 
 def decode_head(raw: msgspec.Raw, of: type[_D]) -> _D | None:
-    """Decode what tells which object this is; None if even that can't be decoded."""
+    """Decode the metadata of an object; None if the metadata can't be decoded."""
     try:
         return msgspec.json.decode(raw, type=of)
     except UNREADABLE:
