@@ -7,6 +7,7 @@ first nodes of this order gets them after a limited number of ends.
 """
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from allocator.gangs.obstacles import RELEASED_S
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.ranking import Bucket
@@ -21,6 +23,8 @@ from ascend.turn import Steps
 
 _STEP: Final = 32
 """After so many nodes there may be a pause."""
+SEEN_S: Final = RELEASED_S
+"""After this time without pods a scheduler has seen the chips of a node, and tried again what waits for them."""
 AT_ONCE: Final = 1024
 """Up to so many changed nodes are read within a decision, in a few milliseconds."""
 _BLOCK: Final = 64
@@ -49,6 +53,7 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
     product: str
     pods: int
     chips: int
+    is_used: bool
 
 
 class _Ordered:
@@ -108,6 +113,7 @@ class DrainOrder:
         self._seen = -1
         self._places: dict[str, _Place] = {}
         self._ordered: dict[str, _Ordered] = {}
+        self._empty_s: dict[str, float] = {}  # since when a node has had these chips and no pods; seats don't count
         self.chips = 0
 
     @property
@@ -157,11 +163,19 @@ class DrainOrder:
         ordered = lists[0] if len(lists) == 1 else heapq.merge(*lists)
         return (entry for entry in ordered if allowed is None or entry[1] in allowed)
 
+    def is_seen_empty(self, name: str) -> bool:
+        """Whether a node has had no pods for so long that a scheduler that has not asked for it has enough chips there."""
+        return self._ledger.monotonic() - self._empty_s.get(name, math.inf) >= SEEN_S
+
     def _put(self, name: str) -> tuple[_Place | None, _Place | None]:
         """Take over a change of a node; returns its place before and now."""
         old, new = self._places.get(name), self._place(name)
         if old == new:
             return old, new
+        if new is None or new.is_used:
+            self._empty_s.pop(name, None)
+        elif old is None or old.is_used or old.chips != new.chips:
+            self._empty_s[name] = self._ledger.monotonic()
         if old is not None:
             del self._places[name]
             self._ordered[old.product].remove((old.pods, name))
@@ -178,4 +192,4 @@ class DrainOrder:
             return None
         held, reserved = record.holdings, self._ledger.on(name)
         pods = len(held) + sum(uid not in held for uid in reserved) if reserved else len(held)
-        return _Place(entry.vacancy.product.name, pods, entry.vacancy.healthy)
+        return _Place(entry.vacancy.product.name, pods, entry.vacancy.healthy, bool(held))

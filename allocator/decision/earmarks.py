@@ -45,8 +45,8 @@ from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn, at_once
 
 PATIENCE_S: Final = 120.0
-"""How long nodes stay earmarked on which the job fits, without being placed: it may lack something else. The same of a
-job that fits on some of them only, if its scheduler refuses it there. For how long others come first then is in
+"""How long nodes stay earmarked on which the job fits, without being placed: it may lack something else. So it does
+if nodes have no pods and its scheduler does not ask for it there. For how long others come first then is in
 ``decision/setbacks.py``."""
 
 MORE_S: Final = 24 * 3600.0
@@ -107,6 +107,7 @@ class Earmarks:
         self._seen: tuple[int, tuple[int, int, int], float] = (-1, (0, 0, 0), 0.0)
         self._first_s = 0.0
         self._drained_s: float | None = None
+        self._lacks_more = False  # whether the last job chosen is refused on nodes without pods
         self._labels = 0
         self._last: Need | None = None
         # For what chips were chosen last, and from which nodes, if nothing has changed there since.
@@ -267,12 +268,14 @@ class Earmarks:
             if kept is not None and not kept.drains:
                 continue  # it preempts: its seats are kept already
             chips = dict[str, ChipSet]()
-            if need.kind not in self._hopeless:  # many pods that can't be placed are made from one template
-                chips = yield from self._choose(need, kept.chips if kept is not None else {})
+            refused = self._obstacles.count_refused(need.pod)
+            kind = need.kind, refused
+            if kind not in self._hopeless:  # many pods that can't be placed are made from one template
+                chips = yield from self._choose(need, kept.chips if kept is not None else {}, refused)
             if not chips or self._is_stuck(need, chips):
                 self._waiting.pass_over(need)
                 if not chips:
-                    self._hopeless.add(need.kind)
+                    self._hopeless.add(kind)
                 continue
             if self._owner != need.owner:
                 yield from self._drop()
@@ -316,24 +319,34 @@ class Earmarks:
             self._prune()  # it examines the seats on nodes that have changed
             yield
 
-    def _choose(self, need: Need, current: Mapping[str, ChipSet]) -> Steps[dict[str, ChipSet]]:
-        """The chips to keep; none if these are too many, or there are too few nodes."""
+    def _choose(self, need: Need, current: Mapping[str, ChipSet], refused: int) -> Steps[dict[str, ChipSet]]:
+        """The chips to keep; none if these are too many, or there are too few nodes.
+
+        On nodes that have had no pods for some time only as many as its scheduler has asked for: the refused ones lack
+        something else there.
+        """
         most = self._share * self._order.chips
         if need.seats * need.request.chips > most:
             return {}
         if current and need.owner == self._owner and self._stays(need):
             return dict(current)
-        if need.is_alone and (fitting := self._fitting(need, current)):
+        self._lacks_more = False
+        if need.is_alone and (fitting := self._fitting(need, current, refused)):
             self._basis = need, Part(fitting)
             return fitting
         is_first, chosen, seats, is_used = need.owner == self._owner, dict[str, ChipSet](), 0, False
         doublings = min(int((self._now_s - self._first_s) // MORE_S), _MOST_DOUBLINGS) if is_first else 0
+        asked = need.seats - refused if refused else need.seats << doublings
         entry = None
         for number, entry in enumerate(self._order.entries(need.request.products, need.candidates), start=1):
             name = entry[1]
             if not number % _STEP:
                 yield
             more, chips = self._empty(name, need) if name not in chosen else (0, 0)
+            if more and self._order.is_seen_empty(name):
+                more = min(more, asked)
+                asked -= more
+                self._lacks_more = self._lacks_more or not more
             if more:
                 most -= chips.bit_count()
                 if most < 0:
@@ -346,21 +359,25 @@ class Earmarks:
         self._basis = (need, Part(last=entry)) if entry is not None else None
         return chosen if seats >= need.seats else {}
 
-    def _fitting(self, need: Need, current: Mapping[str, ChipSet]) -> dict[str, ChipSet]:
+    def _fitting(self, need: Need, current: Mapping[str, ChipSet], refused: int) -> dict[str, ChipSet]:
         """The chips that a pod would take now; none if it fits nowhere."""
         index = self._cluster.index
+
+        def is_open(name: str) -> bool:
+            return self._admits(name, need) and not (refused and self._order.is_seen_empty(name))
+
         for name, chips in current.items():
             entry = index.entries.get(name)
             is_free = isinstance(entry, Bucket) and not chips & ~_unused(entry)
-            if is_free and chips.bit_count() == need.request.chips and self._admits(name, need):
+            if is_free and chips.bit_count() == need.request.chips and is_open(name):
                 return dict(current)
             fit = judge(entry.vacancy.unkept or entry.vacancy, need.request) if isinstance(entry, Bucket) else None
-            if isinstance(fit, Fit) and self._admits(name, need):
+            if isinstance(fit, Fit) and is_open(name):
                 return {name: fit.take.chip_set}
         best = index.best(need.request, need.candidates)
-        if best is not None and not self._admits(best[0], need):
+        if best is not None and not is_open(best[0]):
             names = index.entries if need.candidates is None else need.candidates
-            best = index.best(need.request, [name for name in names if self._admits(name, need)])
+            best = index.best(need.request, [name for name in names if is_open(name)])
         return {best[0]: best[1].take.chip_set} if best is not None else {}
 
     def _admits(self, name: str, need: Need) -> bool:
@@ -393,7 +410,7 @@ class Earmarks:
         """Whether a job has not used free chips for long; then others come first for some time."""
         if need.owner != self._owner:
             return False
-        if any(self._is_in_use(*on_node) for on_node in chips.items()) and not self._is_refused_on(need, chips):
+        if any(self._is_in_use(*on_node) for on_node in chips.items()) and not self._lacks_more:
             self._drained_s = None
             return False
         if self._drained_s is None:
@@ -402,13 +419,6 @@ class Earmarks:
             return False
         self.setbacks.in_vain(need.job)
         return True
-
-    def _is_refused_on(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
-        """Whether the scheduler of a job refuses a node whose kept chips are all free."""
-        if not self._obstacles.is_refused(need.pod):
-            return False
-        entries = ((self._cluster.index.entries.get(name), kept) for name, kept in chips.items())
-        return any(isinstance(entry, Bucket) and not kept & ~_unused(entry) for entry, kept in entries)
 
     def _is_in_use(self, name: str, chips: ChipSet) -> bool:
         """Whether pods hold some of these chips; the seats of gangs that have not started don't count."""

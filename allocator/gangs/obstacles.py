@@ -14,7 +14,6 @@ tries: its scheduler does not run, or holds the pod back by a rule of its own.
 import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from allocator.rules.job import JobKey
@@ -143,14 +142,14 @@ class Obstacles:
                     return refused(pod, verdict)
         return self.why_untried(job) if job.key in self._tried_s and not for_ever else None
 
-    def is_refused(self, pod: Pod) -> bool:
-        """Whether the scheduler's own filters refuse a pod everywhere; for a gang, any pod that the minimum needs."""
+    def count_refused(self, pod: Pod) -> int:
+        """How many pods of the minimum of a gang, or of a pod alone, the filters of its scheduler refuse everywhere."""
         job, now_s = self._cluster.jobs.job_of(pod), self._ledger.monotonic()
         refused = self._refused.get(job.key, {})
         if not job.is_gang:
             return pod.uid in refused and self._counts(pod.uid, refused[pod.uid][0], now_s)
-        certain = (uid for uid, (verdict, _) in refused.items() if self._counts(uid, verdict, now_s))
-        return next(islice(certain, job.present - job.min_available, None), None) is not None
+        certain = sum(self._counts(uid, verdict, now_s) for uid, (verdict, _) in refused.items())
+        return max(0, certain - (job.present - job.min_available))
 
     def why_untried(self, job: Job, *, for_s: float = SKIPPED_S) -> str | None:
         """Which pod that the minimum of a job needs its scheduler does not try, a part of a sentence.

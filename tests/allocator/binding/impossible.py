@@ -6,10 +6,14 @@ from allocator.rules.job import JobKey
 from allocator.rules.vacancy import Vacancy
 from allocator.state.node import NodeRecord
 from ascend.annotations import MIN_AVAILABLE
-from tests.allocator.binding.simulation import CHIPS, Case, Demand, Simulation
-from tests.allocator.builders import GROUP, gated, pod
+from tests.allocator.binding.simulation import CHIPS, LABELS, Case, Demand, Simulation
+from tests.allocator.builders import GROUP, gated, node, pod
 
 CPU = 8
+TAKEN = 3
+"""The CPU of each node that pods without chips have taken, where there are running pods."""
+FULL = "full"
+"""The node whose chips a pod has taken."""
 NOWHERE = frozenset[str]()
 
 
@@ -43,19 +47,25 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
             only = frozenset([min(nodes)])
             first.cpu = second.cpu = CPU // 2 + 1
             first.tolerated = second.tolerated = only
+        case "elsewhere":
+            first.cpu = second.cpu = CPU - TAKEN + 1
+            first.tolerated = second.tolerated = nodes | {FULL}
         case _:
             raise AssertionError(kind)
     return [first, second]
 
 
-KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various", "mixed"]
+IDLE_KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various", "mixed"]
+"""The kinds on a cluster without running pods."""
+KINDS = [*IDLE_KINDS, "elsewhere"]
+"""And one that lacks chips where a pod runs, and everywhere the CPU that pods without chips have taken."""
 EXCLUDING = ["both", "exclusive", "various", "mixed"]
 """The kinds of which nothing tells that they can't start but that they have tried. No two various ones are alike; the
 pods of a mixed one differ."""
 
 
 class Queue:
-    """A cluster without running pods on which gangs wait that can't start."""
+    """A cluster on which gangs wait that can't start; without running pods, unless a kind is about them."""
 
     def __init__(
         self,
@@ -75,6 +85,16 @@ class Queue:
             counts_bindings=counts_bindings,
             earmark_share=0.5,
         )
+        if "elsewhere" in kinds:
+            self._run_pods()
+
+    def _run_pods(self) -> None:
+        """Pods run already: one on all chips of a further node, and one without chips on each node."""
+        self.simulation.case.cpu[FULL] = CPU
+        self.simulation.rig.world.add(node(FULL, labels=LABELS))
+        self.simulation.settle(demand("runs", 0, 1, CHIPS, frozenset([FULL])), FULL)
+        for name in sorted(self.names):
+            self.simulation.settle(Demand(pod(f"plain-{name}", None), 0, TAKEN, self.names), name)
 
     def add(self, kinds: Sequence[str]) -> None:
         """Further gangs that can't start are created."""
@@ -104,7 +124,8 @@ class Queue:
     @property
     def kept(self) -> int:
         """The number of chips that nobody may use although no pod runs."""
-        world, used = self.simulation.rig.world, 0
+        world = self.simulation.rig.world
+        used = -sum(running.chips for running in self.simulation.bound.values())
         for name, record in world.cluster.nodes.items():
             used += CHIPS - free(record)
             for seat in filter(None, map(world.ledger.get, world.ledger.on(name))):

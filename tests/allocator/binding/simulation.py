@@ -12,7 +12,7 @@ from allocator.binding.binding import Assignment, PodRef
 from ascend.errors import AscendError, Refusal
 from ascend.kube.objects import Condition, Pod
 from tests.allocator.binding.rig import HOLD_S, BinderWorld, Server
-from tests.allocator.builders import TYPE, node
+from tests.allocator.builders import TYPE, node, pod
 from tests.allocator.expiry import expire
 
 CHIPS = 8
@@ -161,6 +161,17 @@ class Simulation:
 
     def _enqueue(self, demands: Iterable[Demand]) -> None:
         self.queue |= {each.pod.uid: Entry(each) for each in demands if each.is_tried and not each.pod.is_gated}
+
+    def settle(self, demand: Demand, name: str) -> None:
+        """A pod runs already, and goes on for ever."""
+        held = range(demand.chips) if demand.chips else ()
+        spec = replace(demand.pod.spec, node_name=name)
+        annotations = {**demand.pod.metadata.annotations, **pod("", demand.chips, chips=held).metadata.annotations}
+        metadata = replace(demand.pod.metadata, annotations=annotations)
+        self.rig.world.add(replace(demand.pod, spec=spec, metadata=metadata))
+        self.demands[demand.pod.uid] = demand
+        self.assumed[demand.pod.uid] = name
+        self._arrived.add(demand.pod.uid)
 
     def end(self, gang: list[Demand]) -> None:
         """The pods of a gang are deleted."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.gangs.resting import SHARE
-from tests.allocator.binding.impossible import CPU, EXCLUDING, KINDS, Queue, demand, good
+from tests.allocator.binding.impossible import CPU, EXCLUDING, IDLE_KINDS, KINDS, Queue, demand, good
 from tests.allocator.binding.simulation import CHIPS, LABELS, Demand
 from tests.allocator.builders import node, pod
 
@@ -52,7 +52,7 @@ async def test_gangs_that_cannot_start_keep_no_chips_after_a_minute(kind: str) -
 
 @settings(max_examples=15)
 @given(
-    kinds=st.lists(st.sampled_from(KINDS), max_size=3),
+    kinds=st.lists(st.sampled_from(IDLE_KINDS), max_size=3),
     durations_s=st.lists(st.integers(4, 30), min_size=4, max_size=4),
     pause_s=st.integers(1, 6),
     obstacle_s=st.integers(5, 90),
@@ -177,7 +177,7 @@ def test_whatever_waits_a_gang_that_fits_starts_within_30_s(
         queue = Queue(kinds, nodes, cycles=cycles, is_eager=is_eager, counts_bindings=counts_bindings)
         await queue.simulation.run(after_s)
         pods = good(0, size, chips, queue.names)
-        if queue.simulation.case.fits(pods, {}):
+        if queue.simulation.case.fits(pods, queue.simulation.bound):
             assert await queue.seconds_until_start(pods) <= BOUND_S
         await queue.simulation.close()
 

@@ -12,6 +12,8 @@ from ascend.kube.objects import Condition, Pod, PodStatus, SchedulingGate, Taint
 from tests.allocator.builders import World, node, pod
 from tests.allocator.decision.test_earmarks import end, gang, holder, kept, places, world_of
 
+BOUND_S = 25.0
+"""How long a node without pods is kept at most for a job that is refused there."""
 OLD, LATE = "2025-12-31T00:00:00Z", "2026-01-02T00:00:00Z"
 CPU = "0/4 nodes are available: 4 Insufficient cpu. preemption: 0/4 nodes are available: 4 Preemption is not helpful."
 CHIPS = "0/4 nodes are available: 4 Insufficient huawei.com/Ascend910."
@@ -178,18 +180,58 @@ NO_CPU_WHERE_CHIPS_ARE = "0/3 nodes are available: 3 Insufficient cpu, 1 Insuffi
 ASKED = "0/3 nodes are available: 1 Insufficient huawei.com/Ascend910, 2 GangDoesNotFit: 2 pods fit at once."
 
 
+def kept_nodes(world: World) -> set[str]:
+    world.engine.filter(late("any", 1))
+    return set(kept(world))
+
+
+def go_on(world: World, for_s: float) -> None:
+    for _ in range(round(for_s / 5)):
+        world.now_s += 5.0
+        world.engine.filter(late("any", 1))
+
+
 @pytest.mark.parametrize(("verdict", "is_kept"), [(NO_CPU_WHERE_CHIPS_ARE, False), (CHIPS, False), (ASKED, True)])
-def test_a_gang_that_is_refused_where_chips_are_free_lets_others_pass_although_it_lacks_others(
+def test_a_job_that_is_refused_where_chips_are_free_lets_others_pass_although_it_lacks_others(
     verdict: str, *, is_kept: bool
 ) -> None:
     """Two nodes are free, and its scheduler asks for none of its pods: it lacks something else there."""
     world = world_of(3, holder("runs", "n1", [0]), *(refused(each, verdict) for each in gang("big", 3)))
     assert not places(world, late("any-0", 8))
     assert kept_for(world) == ["job default/big"]
-    for _ in range(round(PATIENCE_S / 10) + 2):
-        world.now_s += 10.0
-        world.engine.filter(late("any", 1))
+    go_on(world, BOUND_S)
     assert bool(places(world, late("any-1", 8))) is not is_kept
+
+
+def test_a_pod_that_is_refused_on_a_free_node_waits_for_the_chips_of_another() -> None:
+    world = world_of(2, holder("runs", "n1", [0]), refused(pod("big", 8), NO_CPU_WHERE_CHIPS_ARE))
+    assert kept_nodes(world) == {"n0"}
+    go_on(world, BOUND_S)
+    assert kept_nodes(world) == {"n1"}
+    assert places(world, late("any", 8)) == "n0"
+
+
+@pytest.mark.parametrize(("asked", "nodes"), [(0, {"n2", "n3"}), (1, {"n0", "n2"}), (2, {"n0", "n1"})])
+def test_as_many_free_nodes_are_kept_for_a_gang_as_its_scheduler_has_asked_for(asked: int, nodes: set[str]) -> None:
+    verdicts = [ASKED] * asked + [NO_CPU_WHERE_CHIPS_ARE] * (2 - asked)
+    running = [holder(f"runs-{name}", name, [0]) for name in ("n2", "n3")]
+    pods = [refused(each, verdict) for each, verdict in zip(gang("big", 2), verdicts, strict=True)]
+    world = world_of(4, *running, *pods)
+    assert kept_nodes(world) == {"n0", "n1"}
+    go_on(world, BOUND_S)
+    assert kept_nodes(world) == nodes
+
+
+def test_a_node_is_kept_for_a_refused_gang_once_more_when_its_pod_has_ended() -> None:
+    running = [holder(f"runs-{name}", name, [0]) for name in ("n1", "n2")]
+    world = world_of(3, *running, *(refused(each, NO_CPU_WHERE_CHIPS_ARE) for each in gang("big", 2)))
+    go_on(world, BOUND_S)
+    assert kept_nodes(world) == {"n1", "n2"}
+    end(world, "runs-n1")
+    assert kept_nodes(world) == {"n1", "n2"}
+    assert places(world, late("any", 8)) == "n0"
+    go_on(world, BOUND_S)
+    assert not kept_nodes(world)
 
 
 def test_the_pods_that_can_not_be_placed_do_not_keep_others_from_chips() -> None:
