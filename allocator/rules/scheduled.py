@@ -11,32 +11,26 @@ from ascend.reasons import Category, Reason
 
 _OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK, Reason.GANG_AWAITED)
 
-_OWN: Final = re.compile(
-    "|".join(
-        reason
-        for reason in Reason
-        if reason.category in {Category.INCOMPLETE, Category.PLACEMENT, Category.OCCUPIED, Category.ALLOCATOR}
-    )
-)
+
+def _saying(*categories: Category) -> re.Pattern[str]:
+    """A refusal by the allocator for such a reason, with its sentence as all interfaces pass it on."""
+    return re.compile(rf"\b(?:{'|'.join(reason for reason in Reason if reason.category in categories)}): ")
+
+
+_OWN: Final = _saying(Category.INCOMPLETE, Category.PLACEMENT, Category.OCCUPIED, Category.ALLOCATOR)
 """The allocator's reasons that end when other pods end or come: the scheduler's own filters had accepted the node."""
-_ASKED: Final = re.compile(
-    "|".join(
-        reason
-        for reason in Reason
-        if reason.category in {Category.REQUEST, Category.MISMATCH, Category.NOT_NPU, Category.NODE}
-    )
-)
+_ASKED: Final = _saying(Category.REQUEST, Category.MISMATCH, Category.NOT_NPU, Category.NODE)
 """The allocator's other reasons for nodes that have passed the scheduler's own filters."""
 _CHIPS: Final = re.compile("Insufficient huawei[.]com/")
 """The scheduler's own count of chips, in messages of kube-scheduler and Volcano."""
 _PREEMPTION: Final = re.compile(r"preemption: 0/(\d+) nodes are available: (\d+) Preemption is not helpful")
 """On how many of the nodes the pod would not fit whatever ended there."""
-_NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}|Insufficient (?!huawei[.]com/)\S+')
-"""Names of claims and of other resources, keys of taints."""
+_NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|Insufficient (?!huawei[.]com/)\S+')
+"""Names of claims, of plugins and of other resources, keys of taints."""
 _OF_CYCLE: Final = re.compile(r"^minCount \(\d+\) |^pod group is unschedulable|^\d+/\d+ placements are available")
 """What kube-scheduler writes on the other pods of a group if it can't place one of them."""
-_OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)
-"""What plugins for gangs write on a pod because of its peers."""
+_OF_PEERS: Final = re.compile(r"(?<![\w./-])(?:pod ?group|gang|permit)(?![\w-]|[.]\w)", re.IGNORECASE)
+"""What plugins for gangs write on a pod because of its peers; a name that has such a word as a part is none."""
 
 
 def verdict_on(pod: Pod) -> Condition | None:

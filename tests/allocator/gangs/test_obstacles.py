@@ -33,7 +33,7 @@ BY_CHIPS = [
     f"0/4 nodes are available: 1 node(s) had untolerated taint {{a: b}}, 3 Insufficient huawei.com/Ascend910. {CHIPS}",
     "0/4 nodes are available: 1 GangDoesNotFit: job default/big: 2 pods must be placed together, 3 Insufficient cpu.",
     "0/4 nodes are available: 2 ChipsKept: kept for job default/big, 2 Insufficient cpu.",
-    "0/4 nodes are available: 4 NotReady: no allocator leads. GangIncomplete",
+    "0/4 nodes are available: 4 GangIncomplete: job default/big: 1 of 2 pods exists.",
     "pod group is not ready, 2 Pending, 2 minAvailable",
     "0/4 nodes are available: optimistic rejection in PostFilter of PodGroup big.",
 ]

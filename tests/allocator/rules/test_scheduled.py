@@ -10,6 +10,13 @@ OF_PEERS = (
     "pod group is unschedulable, minCount (4) cannot be satisfied: 3 scheduled, 0 remaining",
     "0/2 placements are available, first placement status: pod group is unschedulable",
 )
+OF_OTHERS = (
+    "0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [gang-limits].",
+    "0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [gang].",
+    "Pod exceeded elastic quota team-gang in namespace",
+    "quota permit.example.com/gang is exceeded",
+    "0/3 nodes are available: 3 node(s) lack GangIncomplete-free zones.",
+)
 
 
 @pytest.mark.parametrize("message", OF_PEERS)
@@ -30,3 +37,23 @@ def test_the_name_of_a_resource_tells_nothing_of_peers(resource: str) -> None:
     message = f"0/5 nodes are available: 5 Insufficient {resource}. {helpless}"
     verdict = Condition("PodScheduled", "False", "Unschedulable", message)
     assert refused_by_filters(verdict) is Refused.NEVER
+
+
+@pytest.mark.parametrize("message", OF_OTHERS)
+def test_the_name_of_a_plugin_or_a_quota_tells_nothing_of_peers(message: str) -> None:
+    assert refused_by_filters(Condition("PodScheduled", "False", "Unschedulable", message)) is Refused.OTHER
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "pod group is not ready, 2 Pending, 2 minAvailable",
+        "2/3 tasks in gang unschedulable: pod group is not ready, 1 Running, 3 minAvailable.",
+        'pod "big-0" rejected while waiting on permit: rejected due to timeout',
+        "PodGroup default/big gets rejected due to Pod big-1 is unschedulable even after PostFilter",
+        "0/4 nodes are available: 1 ChipsKept: kept for job default/big, 3 Insufficient cpu.",
+        "GangSteppedBack: job default/big releases its chips",
+    ],
+)
+def test_a_refusal_because_of_peers_is_none_of_the_pod_itself(message: str) -> None:
+    assert refused_by_filters(Condition("PodScheduled", "False", "Unschedulable", message)) is None
