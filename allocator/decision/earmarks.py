@@ -254,7 +254,7 @@ class Earmarks:
             return False
         # A pod that fits nowhere may fit on any node that has changed.
         is_placeless = need.is_alone and not self._basis[1].names
-        return not is_placeless or self._cluster.index.best(need.request, need.candidates) is None
+        return not is_placeless or self._lacks_more or self._cluster.index.best(need.request, need.candidates) is None
 
     def _update(self) -> Steps[None]:
         if self._now_s - self._measured_s >= _MEASURE_S:
