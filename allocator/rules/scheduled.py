@@ -13,8 +13,8 @@ _OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK, Reason.GANG
 
 
 def _saying(*categories: Category) -> re.Pattern[str]:
-    """A refusal by the allocator for such a reason, with its sentence as all interfaces pass it on."""
-    return re.compile(rf"\b(?:{'|'.join(reason for reason in Reason if reason.category in categories)}): ")
+    """A refusal by the allocator for such a reason."""
+    return re.compile(rf"\b(?:{'|'.join(reason for reason in Reason if reason.category in categories)})\b")
 
 
 _OWN: Final = _saying(Category.INCOMPLETE, Category.PLACEMENT, Category.OCCUPIED, Category.ALLOCATOR)

@@ -15,7 +15,6 @@ OF_OTHERS = (
     "0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [gang].",
     "Pod exceeded elastic quota team-gang in namespace",
     "quota permit.example.com/gang is exceeded",
-    "0/3 nodes are available: 3 node(s) lack GangIncomplete-free zones.",
 )
 
 
