@@ -164,7 +164,7 @@ class DrainOrder:
         return (entry for entry in ordered if allowed is None or entry[1] in allowed)
 
     def is_seen_empty(self, name: str) -> bool:
-        """Whether a node has had no pods for so long that only other reasons than chips keep schedulers off the node."""
+        """Whether a node has been without pods for so long that chips are not what keeps schedulers off the node."""
         return self._ledger.monotonic() - self._empty_s.get(name, math.inf) >= SEEN_S
 
     def _put(self, name: str) -> tuple[_Place | None, _Place | None]:
