@@ -1,6 +1,7 @@
 """Kueue's admission checks: what is answered to a workload, and what is kept for it."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,24 @@ class Kueue:
         status: Json = (await self.get(f"{WORKLOADS}/{name}"))["status"]
         return status
 
-    async def answer(self, name: str) -> Json:
-        """Wait for the answer to a workload."""
-        while True:
-            (other, own) = (await self.status(name))["admissionChecks"]
-            assert other == OTHER
-            if own["state"] != "Pending":
-                found: Json = own
-                return found
+    async def until(self, name: str, is_so: Callable[[Json], bool]) -> Json:
+        """Wait until the status of a workload is so; returns it."""
+        async with asyncio.timeout(10.0):
+            while not is_so(status := await self.status(name)):
+                pass
+        return status
+
+    async def answer(self, name: str, other: Json = OTHER, *, but: str = "Pending") -> Json:
+        """Wait for an answer to a workload, another one than ``but``."""
+        status = await self.until(name, lambda status: status["admissionChecks"][1]["state"] != but)
+        (untouched, own) = status["admissionChecks"]
+        assert untouched == other
+        answered: Json = own
+        return answered
+
+    async def delay_ended(self, name: str, due: str) -> None:
+        """Wait until the delay of a workload ends at another time than this."""
+        await self.until(name, lambda status: status["requeueState"]["requeueAt"] != due)
 
     async def create(self, kind: str, name: str, **given: Any) -> Json:
         return await self._server.create(
@@ -164,8 +175,7 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
         due = (await kueue.answer("large"), await kueue.status("large"))[1]["requeueState"]["requeueAt"]
         await kueue.withdraw("large")
         await allocator.node("n1")
-        while (await kueue.status("large"))["requeueState"]["requeueAt"] == due:
-            pass
+        await kueue.delay_ended("large", due)
         await kueue.reserve("large")
         assert (await kueue.answer("large"))["state"] == "Ready"
 
@@ -185,8 +195,7 @@ async def test_a_delay_of_an_earlier_leader_ends_too(
             counted = {"retryCount": retry_count} if retry_count is not None else {}
             await kueue.withdraw(name, {**OWN, **reset, **counted}, requeueState={"requeueAt": due, "count": 7})
         await allocator.node("n0")
-        while (await kueue.status("own"))["requeueState"]["requeueAt"] == due:
-            pass
+        await kueue.delay_ended("own", due)
         # Kueue's own delay after waitForPodsReady, or that of another check, is not the allocator's to end.
         assert (await kueue.status("of-others"))["requeueState"]["requeueAt"] == due
         await allocator.remove_node("n0")
@@ -216,8 +225,7 @@ async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_ti
             due = (await kueue.status(name))["requeueState"]["requeueAt"]
             await kueue.withdraw(name)
         await allocator.node("n0")
-        while (await kueue.status("small"))["requeueState"]["requeueAt"] == due:
-            pass
+        await kueue.delay_ended("small", due)
 
 
 async def test_nothing_stays_of_a_workload_that_is_deleted_while_it_is_refused(
@@ -288,8 +296,9 @@ async def test_only_own_checks_are_answered_and_only_with_the_setting(
         await kueue.reserve("job")
         if is_on:
             await kueue.check("own")  # what is done with checks has been done when this one is active
-            while not (await kueue.get(f"{ROOT}/admissionchecks/own")).get("status"):
-                pass
+            async with asyncio.timeout(10.0):
+                while not (await kueue.get(f"{ROOT}/admissionchecks/own")).get("status"):
+                    pass
         assert "status" not in await kueue.get(f"{ROOT}/admissionchecks/chips")
         assert [each["state"] for each in (await kueue.status("job"))["admissionChecks"]] == ["Pending", "Pending"]
         assert not allocator.app.ledger
@@ -350,9 +359,7 @@ async def test_what_was_ready_is_refused_if_its_node_fails_before_it_is_admitted
         assert (await kueue.answer("job"))["state"] == "Ready"
         await allocator.remove_node("n0")
         allocator.app.engine.gangs.prune()
-        while (answer := await kueue.answer("job"))["state"] == "Ready":
-            pass
-        assert answer["state"] == "Retry"
+        assert (await kueue.answer("job", but="Ready"))["state"] == "Retry"
 
 
 async def test_a_new_leader_keeps_chips_for_what_was_ready(tmp_path: Path) -> None:
@@ -393,8 +400,7 @@ async def test_a_workload_whose_pods_cannot_be_known_is_told(
         await kueue.queue("job", pods, 8)
         admission = {"clusterQueue": "q", "podSetAssignments": [given]}
         await kueue.reserve("job", admission=admission, admissionChecks=[other, OWN])
-        while (own := (await kueue.status("job"))["admissionChecks"][1])["state"] == "Pending":
-            pass
+        own = await kueue.answer("job", other)
         assert own["state"] == "Retry"
         assert own["message"] == f"the pods of workload default/job can't be known: {said}"
         told = [event for event in await events_of(allocator) if event["regarding"]["kind"] == "Workload"]
