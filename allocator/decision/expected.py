@@ -88,15 +88,16 @@ class ExpectedPods:
             ttl_s: how long the seats are kept for them.
 
         Raises:
-            Refusal: not all of them fit now, or the request of one is invalid on every node. A job that has a plan,
-                or placed pods, already is left as it is.
+            Refusal: not all of them fit now, or the request of one is invalid on every node. A job that has placed
+                pods already is left as it is; of one whose pods are gone or end no earlier seat counts.
         """
         kept: list[str] = []
         try:
             for of_job in await self._read(pods):
                 known = self._cluster.jobs.by_key.get(of_job.gang.job)
-                if of_job.plan in self._ledger.plans or (known is not None and known.placed):
+                if known is not None and known.placed:
                     continue  # its pods have come
+                self._ledger.drop_plan(of_job.plan)  # its pods, if it had any, are gone or end
                 kept.append(of_job.plan)
                 await self._keep(of_job, ttl_s)
         except BaseException:  # a cancelled caller keeps no seats either

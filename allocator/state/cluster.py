@@ -353,7 +353,8 @@ class Cluster:
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
-            self._ledger.drop_plan(job.plan)
+            if not self._ledger.plans.of(job.plan).is_ahead:  # else it is for pods that replace these
+                self._ledger.drop_plan(job.plan)
             self._ledger.promises.drop(job.plan)
 
     def _hold(self, pod: Pod, holding: Holding) -> None:

@@ -15,7 +15,7 @@ from ascend.kube.objects import NodeSpec, Pod, Taint
 from ascend.reasons import Reason
 from tests.allocator.builders import World, node, owned_by, pod, selecting
 from tests.allocator.expiry import expire
-from tests.allocator.gangs.builders import MESHES, TTL_S, bind, gang, world_of
+from tests.allocator.gangs.builders import MESHES, TTL_S, bind, gang, of_pool, world_of
 
 STAND_IN = "expected-"
 
@@ -136,6 +136,44 @@ def test_seats_whose_pods_have_come_are_not_released() -> None:
     world.engine.place(pods[0])
     ahead.release(plans)
     assert len(world.ledger) == 2
+
+
+def evicted(each: Pod) -> Pod:
+    """A pod that ends, as Kueue has taken its quota back."""
+    return replace(each, metadata=replace(each.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
+
+
+def test_a_job_that_is_admitted_again_does_not_fit_beside_its_ending_pods() -> None:
+    world, pods = world_of(2), gang("train", 2)
+    world.add(*pods)
+    world.add(*map(evicted, [bind(world, each) for each in pods]))
+    with pytest.raises(Refusal):
+        expected(world).keep(stand_ins(pods), TTL_S)
+
+
+def test_a_job_that_is_admitted_again_gets_seats_where_its_pods_may_be_now() -> None:
+    world = World()
+    world.add(*(node(f"n{number}", labels={"pool": "ab"[number // 2]}) for number in range(4)))
+    pods = [of_pool(each, "a") for each in gang("train", 2)]
+    world.add(*pods)
+    for each in pods:
+        world.engine.place(each)
+    world.add(*map(evicted, pods))
+    expected(world).keep(stand_ins([of_pool(each, "b") for each in pods]), TTL_S)
+    assert {seat.node for seat in world.ledger} == {"n2", "n3"}
+
+
+def test_the_seats_of_a_job_that_is_admitted_again_outlive_its_ending_pods() -> None:
+    world, pods = world_of(4), gang("train", 2)
+    world.add(*pods)
+    ending = [evicted(bind(world, each)) for each in pods]
+    world.add(*ending)
+    expected(world).keep(stand_ins(pods), TTL_S)
+    seats = {seat.node for seat in world.ledger}
+    assert len(seats) == 2
+    for each in ending:
+        world.cluster.pod_deleted(each)
+    assert {seat.node for seat in world.ledger} == seats
 
 
 def test_seats_expire_without_their_pods() -> None:
