@@ -139,11 +139,11 @@ class BacklogReader:
                 gang.pods.append(pod)
                 continue
             else:
-                waits = alone.get(kind) or alone.setdefault(kind, self._verdict(kind, 1))
+                waits = alone.get(kind) or alone.setdefault(kind, await self._verdict(kind, 1, turn))
             count(pod, waits)
         for gang in gangs.values():
             await turn.share()
-            waits = self._of_gang(gang)
+            waits = await self._of_gang(gang, turn)
             for pod in gang.pods:
                 count(pod, waits)
         return Backlog(dict(pods), dict(chips), oldest)
@@ -158,30 +158,25 @@ class BacklogReader:
             return _Read(pod, *versions, None, counted_chips(pod) or fewest_chips(counted_cores(pod)))
         return _Read(pod, *versions, request, request.chips or fewest_chips(request.cores))
 
-    def _of_gang(self, gang: _Gang) -> WaitingFor:
+    async def _of_gang(self, gang: _Gang, turn: Turn) -> WaitingFor:
         job = gang.job
         if self._cluster.jobs.lacks_group(job) or job.present < job.min_available:
             return WaitingFor.PODS
         if self._obstacles.refusal(job) is not None:
             return WaitingFor.SCHEDULER
         needed = max(1, job.needed - job.placed_beside(""))
-        verdicts = {self._verdict(kind, min(number, needed)) for kind, number in gang.kinds.items()}
+        verdicts = {await self._verdict(kind, min(number, needed), turn) for kind, number in gang.kinds.items()}
         return max(verdicts, key=_WORSE.index)
 
-    def _verdict(self, kind: _Kind, number: int) -> WaitingFor:
+    async def _verdict(self, kind: _Kind, number: int, turn: Turn) -> WaitingFor:
         """What pods with a request wait for, if so many of them have to fit at once."""
         request, selector = kind
         index = self._cluster.index
         candidates = self._cluster.labels.select(dict(selector)) if selector else None
-        if number == 1:
-            if index.best(request, candidates) is not None:
-                return WaitingFor.BINDING
-            reasons = index.reasons(request, candidates)
-        else:
-            if sum(n * capacity(left.vacancy, request)[0] for left, n in index.buckets_of(candidates)) >= number:
-                return WaitingFor.BINDING
-            reasons = index.reasons_when_full(request, candidates)
-        return waiting_for(reasons)
+        await turn.share_between(index.count(candidates))
+        if sum(nodes * capacity(left.vacancy, request)[0] for left, nodes in index.buckets_of(candidates)) >= number:
+            return WaitingFor.BINDING
+        return waiting_for(index.reasons_when_full(request, candidates))
 
 
 def waiting_for(reasons: Iterable[Reason]) -> WaitingFor:

@@ -248,7 +248,7 @@ class WaitingJobs:
         if not request.is_for_chips or gang.policy.level is not None:
             return None  # whole nodes would drain for parts of chips, or nodes of any SuperPods for blocks
         request = max((member.request for member in gang.members[:needed]), key=lambda asked: asked.chips)
-        models = known_models(gang, self._cluster.index)
+        models = yield from known_models(gang, self._cluster.index)
         if request.model is not None and len(models.keys() | gang.models) > 1:  # nodes of one drain
             among = gang.models or models
             request = replace(request, model=max(among, key=lambda model: (models[model], model)))

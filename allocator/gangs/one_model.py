@@ -29,7 +29,7 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
 
     The model with the fewest chips comes first, so that the others have room for larger gangs.
     """
-    models = known_models(gang, index)
+    models = yield from known_models(gang, index)
     if len(models.keys() | gang.models) > 1:
         for model in sorted(gang.models or models, key=lambda name: (models[name], name)):
             found = yield from gang.policy.place(_on(gang, model), index)
@@ -41,10 +41,11 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
     return (yield from gang.policy.place(gang, index))
 
 
-def known_models(gang: GangRequest, index: NodeIndex) -> Counter[str]:
+def known_models(gang: GangRequest, index: NodeIndex) -> Steps[Counter[str]]:
     """The models of chips for a gang, each with its healthy chips; none if models may be mixed."""
     request, found = next((member.request for member in gang.members if stays_on_one(member)), None), Counter[str]()
     if request is not None:
+        yield from index.count(gang.candidates)
         for bucket, nodes in index.buckets_of(gang.candidates):
             vacancy = bucket.vacancy
             if vacancy.model and (request.products is None or vacancy.product.name in request.products):

@@ -15,11 +15,11 @@ from allocator.rules.vacancy import Vacancy
 from allocator.rules.verdicts import Fit, Verdict, capacity
 from allocator.state.location import Location
 from allocator.state.node import Offer, unknown_node
-from allocator.state.ranking import Bucket, Ranking
+from allocator.state.ranking import Bucket, CandidateCount, Ranking
 from allocator.state.topology import Topology
 from ascend.errors import Refusal
 from ascend.reasons import Reason
-from ascend.turn import Steps
+from ascend.turn import Steps, at_once
 
 MAX_RANKINGS: Final = 64
 """The most requests with a cached ranking; beyond it the least recently used one is dropped."""
@@ -48,8 +48,7 @@ class NodeIndex:
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[Reason] = Counter()
         self._rankings: dict[ChipRequest, Ranking] = {}
-        # How many of the candidates that were counted last are in each bucket, or refused, at a version.
-        self._counts = frozenset[str](), -1, Counter[Bucket | Refusal | None]()
+        self._count = CandidateCount(frozenset())
         # Buckets that are new, or have another first node, since the rankings were last rebuilt.
         self._journal: list[Bucket] = []
         self.version = 0
@@ -84,7 +83,7 @@ class NodeIndex:
         self._leave(name, self._entries.get(name))
         if isinstance(offer, Refusal):
             self._refusals[offer.reason] += 1
-            self._entries[name] = offer
+            self._set(name, offer)
             return
         bucket = self._buckets.get(offer)
         if bucket is None:
@@ -97,10 +96,15 @@ class NodeIndex:
     def drop(self, name: str) -> None:
         """Remove a node."""
         self.version += 1
-        self._leave(name, self._entries.pop(name, None))
+        self._leave(name, self._entries.get(name))
+        self._count.move(name, self._entries.pop(name, None), None)
+
+    def _set(self, name: str, entry: Bucket | Refusal) -> None:
+        self._count.move(name, self._entries.get(name), entry)
+        self._entries[name] = entry
 
     def _enter(self, name: str, bucket: Bucket) -> None:
-        self._entries[name] = bucket
+        self._set(name, bucket)
         if self.topology.locations:
             self.topology.put(name, bucket)
 
@@ -227,9 +231,15 @@ class NodeIndex:
 
     def buckets_of(self, candidates: Iterable[str] | None) -> Iterator[tuple[Bucket, int]]:
         """The buckets of the candidates, and the number of candidates in each; None for every node."""
-        for entry, count in self._count_entries(candidates):
+        for entry, number in self._count_entries(candidates):
             if isinstance(entry, Bucket):
-                yield entry, count
+                yield entry, number
+
+    def count(self, candidates: Iterable[str] | None) -> Steps[None]:
+        """Count candidates with pauses, as ``buckets_of`` and ``reasons`` would do in one piece: it may take 50 ms."""
+        if isinstance(candidates, frozenset) and not self._count.is_of(candidates):
+            self._count = counting = CandidateCount(candidates)
+            yield from counting.fill(self.entries, _STEP)
 
     def _reasons(self, judged: Callable[[Bucket], Verdict], candidates: Iterable[str] | None) -> Counter[Reason]:
         reasons = self.refusals() if candidates is None else Counter()
@@ -243,12 +253,12 @@ class NodeIndex:
         # Counting the nodes of a bucket is many times faster than judging each.
         if candidates is None:
             return ((bucket, len(bucket)) for bucket in self.buckets)
-        named, version, counts = self._counts
-        if not isinstance(candidates, frozenset) or candidates is not named or version != self.version:
-            counts = Counter(map(self.entries.get, candidates))
-            if isinstance(candidates, frozenset):  # asked for again by every step of a plan
-                self._counts = candidates, self.version, counts
-        return counts.items()
+        if not isinstance(candidates, frozenset):
+            return Counter(map(self.entries.get, candidates)).items()
+        if not self._count.is_of(candidates):
+            self._count = CandidateCount(candidates)
+            at_once(self._count.fill(self.entries, len(candidates)))
+        return self._count.by_entry.items()
 
     def _sweep(self) -> None:
         # An empty bucket is kept for its cached verdicts, since another node often gets the same vacancy; not forever.

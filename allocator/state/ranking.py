@@ -7,14 +7,18 @@ the first by name of the first tier. Outdated heap entries are dropped when they
 
 import heapq
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator
-from itertools import count
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import count, islice
 from typing import Final
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy
 from allocator.rules.verdicts import Fit, Verdict, judge
+from ascend.errors import Refusal
 from ascend.rules.placement import OrderKey
+from ascend.turn import Steps
 
 _NUMBERS: Final = count()
 
@@ -150,3 +154,41 @@ class Ranking:
         self._serial += 1
         self._added[bucket] = first
         return first, self._serial, bucket
+
+
+class CandidateCount:
+    """How many candidates are in each bucket, or refused by each refusal.
+
+    Plans ask for the same candidates again and again while nodes change, so a change moves a candidate.
+
+    Attributes:
+        names: the candidates.
+        by_entry: their numbers; those of unknown nodes are at None.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self.by_entry: Counter[Bucket | Refusal | None] = Counter()
+        self._counted: AbstractSet[str] = set()
+
+    def is_of(self, names: frozenset[str]) -> bool:
+        """Whether these are the candidates, and all of them are counted."""
+        return names is self.names is self._counted
+
+    def fill(self, entries: Mapping[str, Bucket | Refusal], step: int) -> Steps[None]:
+        """Count all candidates; there may be a pause after each step."""
+        names, counted = iter(self.names), set[str]()
+        self._counted = counted
+        while some := list(islice(names, step)):
+            self.by_entry.update(map(entries.get, some))
+            counted.update(some)
+            yield
+        self._counted = self.names
+
+    def move(self, name: str, old: Bucket | Refusal | None, new: Bucket | Refusal | None) -> None:
+        """Take over that a node has another entry."""
+        if name in self._counted:
+            self.by_entry[old] -= 1
+            if not self.by_entry[old]:
+                del self.by_entry[old]
+            self.by_entry[new] += 1

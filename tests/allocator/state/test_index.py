@@ -135,6 +135,38 @@ def test_reasons_are_counted_over_all_nodes(changes: list[tuple[str, Offer | Non
     assert index.reasons(ChipRequest(4), NAMES) == counted
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for all examples
+@given(before=changes, during=changes, after=changes, names=st.frozensets(st.sampled_from([*NAMES, "gone"])))
+def test_candidates_that_change_while_they_are_counted_are_counted_as_they_are(
+    before: list[tuple[str, Offer | None]],
+    during: list[tuple[str, Offer | None]],
+    after: list[tuple[str, Offer | None]],
+    names: frozenset[str],
+) -> None:
+    index = NodeIndex()
+
+    def change(name: str, offer: Offer | None) -> None:
+        if offer is None:
+            index.drop(name)
+        else:
+            index.put(name, offer)
+
+    for changed in before:
+        change(*changed)
+    changing, pauses = iter(during), 0
+    for _ in index.count(names):
+        pauses += 1
+        if (changed_now := next(changing, None)) is not None:
+            change(*changed_now)
+    assert pauses == len(names)
+    for request in REQUESTS:
+        assert index.reasons(request, names) == index.reasons(request, [*names])
+    for later in after:
+        change(*later)
+        assert Counter(dict(index.buckets_of(names))) == Counter(dict(index.buckets_of([*names])))
+        assert index.reasons_when_full(ChipRequest(2), names) == index.reasons_when_full(ChipRequest(2), [*names])
+
+
 def test_frequent_changes_leave_no_garbage_in_the_heaps() -> None:
     index = NodeIndex()
     one, other = Vacancy(ASCEND_910A, 8, 0xFF, 8), Vacancy(ASCEND_910A, 8, 0xF, 4)
