@@ -337,13 +337,14 @@ class AdmissionChecks:
 
     async def _look(self) -> None:
         """End the delay of the first workload that fits now, as far as that is known without the choices of Kueue."""
-        now_s, revision = self._monotonic(), self._cluster.changes.revision
+        now_s, revision, clock_s = self._monotonic(), self._cluster.changes.revision, self._now_s()
         due = [
             delay
             for delay in self._delays.values()
             if now_s - delay.since_s >= LEAST_S
             and delay.revision != revision
             and not delay.workload.is_true("QuotaReserved")
+            and delay.workload.requeue_at_s > clock_s
         ]
         due = nsmallest(MOST_LOOKS, due, key=lambda delay: (delay.revision, delay.precedence))
         for delay in sorted(due, key=lambda delay: delay.precedence):

@@ -180,6 +180,37 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
         assert (await kueue.answer("large"))["state"] == "Ready"
 
 
+async def test_nothing_is_written_about_a_delay_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    look, patch, looks, written = AdmissionChecks._look, AdmissionChecks._patch, list[int](), list[Json]()
+    async with answering(tmp_path) as (allocator, kueue):
+
+        async def looking(part: AdmissionChecks) -> None:
+            await look(part)
+            looks.append(allocator.app.cluster.changes.revision)
+
+        async def patching(part: AdmissionChecks, workload: Workload, status: Json) -> None:
+            written.append(status)
+            await patch(part, workload, status)
+
+        monkeypatch.setattr(AdmissionChecks, "_look", looking)
+        monkeypatch.setattr(AdmissionChecks, "_patch", patching)
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        await kueue.answer("job")
+        due = (await kueue.status("job"))["requeueState"]["requeueAt"]
+        await kueue.withdraw("job")
+        await allocator.node("n0")
+        await kueue.delay_ended("job", due)
+        # Kueue may lack quota for it, while chips become free time and again.
+        for number in range(1, 4):
+            await allocator.node(f"n{number}")
+            await until(lambda: looks[-1] == allocator.app.cluster.changes.revision)
+        assert [sorted(status) for status in written] == [["admissionChecks", "requeueState"], ["requeueState"]]
+
+
 @pytest.mark.parametrize(("retry_count", "next_s"), [(None, 120), (3, 480)])
 async def test_a_delay_of_an_earlier_leader_ends_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_count: int | None, next_s: int
