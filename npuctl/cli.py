@@ -260,6 +260,9 @@ def kueue(
     servers: Annotated[
         bool, typer.Option("--servers", help="Let Kueue choose the server of each pod, too, not the allocator.")
     ] = False,
+    api: Annotated[
+        Literal["v1beta2", "v1beta1"], typer.Option(help="The version of Kueue's API; before Kueue 0.15 v1beta1.")
+    ] = "v1beta2",
 ) -> int:
     """Print Kueue's objects for the cluster.
 
@@ -268,7 +271,7 @@ def kueue(
     """
     from npuctl.kueue.command import run_kueue
 
-    return asyncio.run(run_kueue(source, servers=servers))
+    return asyncio.run(run_kueue(source, api, servers=servers))
 
 
 @app.command(cls=Verb)

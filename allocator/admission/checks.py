@@ -23,13 +23,12 @@ import msgspec
 import structlog
 
 from allocator.admission.objects import (
-    ADMISSION_CHECKS,
     CONTROLLER,
-    FLAVORS,
-    WORKLOADS,
+    VERSIONS,
     AdmissionCheck,
     ResourceFlavor,
     Workload,
+    kinds,
 )
 from allocator.admission.workload_pods import FlavorMissing, owner_of, owners, pods_of
 from allocator.decision.engine import DecisionEngine
@@ -124,14 +123,16 @@ class AdmissionChecks:
         self._kept: dict[str, tuple[str, ...]] = {}
         self._delays: dict[str, _Delay] = {}
         self._wake = asyncio.Event()
+        self._kinds = kinds(VERSIONS[0])
 
     async def run(self) -> None:
         """Answer until cancelled."""
         await self._leadership.wait_until_open()
+        await self._find_version()
         watched = (
-            Reflector(self._client, ADMISSION_CHECKS, _Handler(self._check_applied, self._check_deleted)),
-            Reflector(self._client, FLAVORS, _Handler(self._flavor_applied, self._flavor_deleted)),
-            Reflector(self._client, WORKLOADS, _Handler(self._workload_applied, self._workload_deleted)),
+            Reflector(self._client, self._kinds.checks, _Handler(self._check_applied, self._check_deleted)),
+            Reflector(self._client, self._kinds.flavors, _Handler(self._flavor_applied, self._flavor_deleted)),
+            Reflector(self._client, self._kinds.workloads, _Handler(self._workload_applied, self._workload_deleted)),
         )
         async with asyncio.TaskGroup() as tasks:
             for reflector in watched:
@@ -144,6 +145,21 @@ class AdmissionChecks:
                         await self._wake.wait()
                 self._wake.clear()
                 await self._work()
+
+    async def _find_version(self) -> None:
+        """Wait until a version of Kueue's API is served; the newest is used, until this process ends."""
+        while True:
+            for version in VERSIONS:
+                self._kinds = kinds(version)
+                try:
+                    await self._client.request("GET", self._kinds.workloads.path(), query={"limit": "1"})
+                except NotFound:
+                    continue
+                except (ApiError, Unreachable) as error:
+                    log.warning("can't list Kueue's workloads", version=version, error=str(error))
+                    break
+                return
+            await asyncio.sleep(AGAIN_S)
 
     async def _work(self) -> None:
         if not self._leadership.leads():
@@ -244,7 +260,7 @@ class AdmissionChecks:
             "lastTransitionTime": self._time(),
         }
         body: JsonObject = {"status": {"conditions": [condition]}}
-        await self._client.patch(ADMISSION_CHECKS, check.name, body, subresource="status")
+        await self._client.patch(self._kinds.checks, check.name, body, subresource="status")
 
     async def _pods(self, workload: Workload) -> list[Pod]:
         """The pods of a workload that request chips.
@@ -323,7 +339,9 @@ class AdmissionChecks:
             self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision)
         self._answered("Retry")
         metadata = workload.metadata
-        regarding = Regarding("Workload", workload.name, metadata.namespace, workload.uid, WORKLOADS.api_version)
+        regarding = Regarding(
+            "Workload", workload.name, metadata.namespace, workload.uid, self._kinds.workloads.api_version
+        )
         self._publish(regarding, refusal.reason, message, action="AdmissionCheck")
         log.info("a workload does not fit", workload=workload.key, reason=refusal.reason, retry_s=delay_s)
 
@@ -373,7 +391,7 @@ class AdmissionChecks:
         metadata = {"uid": workload.uid, "resourceVersion": workload.metadata.resource_version}
         body: JsonObject = {"metadata": metadata, "status": status}
         namespace = workload.metadata.namespace
-        await self._client.patch(WORKLOADS, workload.name, body, namespace=namespace, subresource="status")
+        await self._client.patch(self._kinds.workloads, workload.name, body, namespace=namespace, subresource="status")
 
     def _time(self, in_s: float = 0.0) -> str:
         return datetime.fromtimestamp(int(self._now_s() + in_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,10 +1,12 @@
-"""Kueue's objects, as far as an admission check reads them (``kueue.x-k8s.io/v1beta1``, also served by newer releases).
+"""Kueue's objects, as far as an admission check reads them, in both versions of its API.
 
-See kueue: apis/kueue/v1beta1, workload_types.go and admissioncheck_types.go.
+They differ, as far as is read here, in how places are written. See kueue: apis/kueue, workload_types.go and
+admissioncheck_types.go.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -35,11 +37,75 @@ class Domain(msgspec.Struct, frozen=True):
     count: Count = 0
 
 
+class _Roots(msgspec.Struct, frozen=True):
+    """The values of a label in several domains: a root for each, and a common prefix and suffix."""
+
+    roots: tuple[str, ...] = ()
+    prefix: str = ""
+    suffix: str = ""
+
+
+class _Values(msgspec.Struct, frozen=True):
+    """The value of a label in all domains of a slice, or in each."""
+
+    universal: str | None = None
+    individual: _Roots = _Roots()
+
+    def of(self, number: int) -> str:
+        """The value in a domain of the slice."""
+        if self.universal is not None:
+            return self.universal
+        return f"{self.individual.prefix}{self.individual.roots[number]}{self.individual.suffix}"
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    """The number of pods in all domains of a slice, or in each."""
+
+    universal: Count | None = None
+    individual: tuple[Count, ...] = ()
+
+
+class _Slice(msgspec.Struct, rename="camel", frozen=True):
+    """Several domains of v1beta2."""
+
+    domain_count: Count = 0
+    values_per_level: tuple[_Values, ...] = ()
+    pod_counts: _Counts = _Counts()
+
+    def domains(self) -> Iterator[Domain]:
+        """Its domains.
+
+        Raises:
+            InvalidValue: there are fewer values or counts than domains.
+        """
+        counts = self.pod_counts
+        for number in range(self.domain_count):
+            try:
+                count = counts.universal if counts.universal is not None else counts.individual[number]
+                yield Domain(tuple(values.of(number) for values in self.values_per_level), count)
+            except IndexError:
+                raise InvalidValue("a topologyAssignment has fewer values than domains") from None
+
+
 class TopologyAssignment(msgspec.Struct, frozen=True):
-    """Where topology-aware scheduling places the pods of a pod set, in the order of their ranks."""
+    """Where topology-aware scheduling places the pods of a pod set, in the order of their ranks.
+
+    v1beta1 has ``domains``, v1beta2 ``slices``.
+    """
 
     levels: tuple[str, ...] = ()
     domains: tuple[Domain, ...] = ()
+    slices: tuple[_Slice, ...] = ()
+
+    def places(self) -> Iterator[Domain]:
+        """The domains of either version.
+
+        Raises:
+            InvalidValue: those of v1beta2 are malformed.
+        """
+        yield from self.domains
+        for part in self.slices:
+            yield from part.domains()
 
 
 class PodSetAssignment(msgspec.Struct, rename="camel", frozen=True):
@@ -194,8 +260,25 @@ class ResourceFlavor(KubeObject, frozen=True, kw_only=True):
     spec: FlavorSpec = FlavorSpec()
 
 
-_API = "apis/kueue.x-k8s.io/v1beta1"
-WORKLOADS: Final = Resource(Workload, "Workload", _API, "workloads")
-ADMISSION_CHECKS: Final = Resource(AdmissionCheck, "AdmissionCheck", _API, "admissionchecks", namespaced=False)
-TOPOLOGIES: Final = Resource(KubeObject, "Topology", _API, "topologies", namespaced=False)
-FLAVORS: Final = Resource(ResourceFlavor, "ResourceFlavor", _API, "resourceflavors", namespaced=False)
+class Kinds(NamedTuple):
+    """The kinds of a version of the API."""
+
+    workloads: Resource[Workload]
+    checks: Resource[AdmissionCheck]
+    flavors: Resource[ResourceFlavor]
+    topologies: Resource[KubeObject]
+
+
+def kinds(version: str) -> Kinds:
+    """The kinds of a version of Kueue's API."""
+    api = f"apis/kueue.x-k8s.io/{version}"
+    return Kinds(
+        Resource(Workload, "Workload", api, "workloads"),
+        Resource(AdmissionCheck, "AdmissionCheck", api, "admissionchecks", namespaced=False),
+        Resource(ResourceFlavor, "ResourceFlavor", api, "resourceflavors", namespaced=False),
+        Resource(KubeObject, "Topology", api, "topologies", namespaced=False),
+    )
+
+
+VERSIONS: Final = ("v1beta2", "v1beta1")
+"""The versions that are known, the newest first: Kueue serves v1beta1 to 0.17, and v1beta2 from 0.15 on."""

@@ -172,7 +172,7 @@ def _places(given: PodSetAssignment) -> Iterator[tuple[tuple[str, str], ...]]:
     """The labels of the place of each pod, in the order of the ranks."""
     assigned = given.topology_assignment
     if assigned is not None:
-        for domain in assigned.domains:
+        for domain in assigned.places():
             place = tuple(zip(assigned.levels, domain.values, strict=False))
             for _ in range(domain.count):
                 yield place

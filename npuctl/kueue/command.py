@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 from msgspec.structs import replace
 
-from allocator.admission.objects import ADMISSION_CHECKS, CONTROLLER, FLAVORS, TOPOLOGIES
+from allocator.admission.objects import CONTROLLER, kinds
 from ascend.errors import InvalidValue
 from ascend.grammar import some
 from ascend.kube.objects import NODES, Node, Resource
@@ -29,11 +29,12 @@ _OF_PRODUCT: Final = (ACCELERATOR, ACCELERATOR_TYPE, SERVER_TYPE)
 """The labels that tell the servers of a product from others."""
 
 
-async def run_kueue(source: Source, *, servers: bool) -> int:
+async def run_kueue(source: Source, version: str, *, servers: bool) -> int:
     """Print the manifests.
 
     Args:
         source: the objects.
+        version: the version of Kueue's API.
         servers: whether the lowest level is the server: then Kueue chooses each pod's server, not the allocator.
 
     Raises:
@@ -41,6 +42,7 @@ async def run_kueue(source: Source, *, servers: bool) -> int:
         ApiError: the API server refused.
         Unreachable: the API server did not answer.
     """
+    api = kinds(version)
     allocator = OfflineAllocator(await source.read(), source.settings, source.now_ns)
     products, manifests = defaultdict[str, list[Node]](list), list[dict[str, Any]]()
     for name, record in sorted(allocator.cluster.nodes.items()):
@@ -63,9 +65,11 @@ async def run_kueue(source: Source, *, servers: bool) -> int:
             warn(f"{product}: no label {keys} tells its nodes from others, so there is no ResourceFlavor for them")
             continue
         if levels:
-            manifests.append(_manifest(TOPOLOGIES, name, {"levels": levels}))
-        manifests.append(_manifest(FLAVORS, name, {"nodeLabels": labels, **({"topologyName": name} if levels else {})}))
-    manifests.append(_manifest(ADMISSION_CHECKS, "chips", {"controllerName": CONTROLLER}))
+            manifests.append(_manifest(api.topologies, name, {"levels": levels}))
+        manifests.append(
+            _manifest(api.flavors, name, {"nodeLabels": labels, **({"topologyName": name} if levels else {})})
+        )
+    manifests.append(_manifest(api.checks, "chips", {"controllerName": CONTROLLER}))
     print_utf8(yaml.safe_dump_all(manifests, sort_keys=False))
     return 0
 

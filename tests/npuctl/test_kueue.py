@@ -44,7 +44,9 @@ def test_each_product_has_a_flavor_and_the_levels_that_its_nodes_have(tmp_path: 
     assert levels(found["Topology", "ascend-a3-16"]) == ["huawei.com/topotree.superpodid"]
     assert found["ResourceFlavor", "ascend-910b-8"]["spec"] == {"nodeLabels": {"accelerator-type": MESHES}}
     assert found["AdmissionCheck", "chips"]["spec"] == {"controllerName": CONTROLLER}
-    own = manifests(tmp_path, objects, "--servers")
+    assert {made["apiVersion"] for made in found.values()} == {"v1", "kueue.x-k8s.io/v1beta2"}
+    own = manifests(tmp_path, objects, "--servers", "--api", "v1beta1")
+    assert {made["apiVersion"] for made in own.values()} == {"v1", "kueue.x-k8s.io/v1beta1"}
     assert levels(own["Topology", "ascend-910b-8"]) == ["kubernetes.io/hostname"]
 
 

@@ -20,13 +20,20 @@ from tests.allocator.harness import Allocator, Json, events_of, node_manifest, r
 
 STATUS = {"status": ("get", "patch", "update")}
 KUEUE = "kueue.x-k8s.io"
-KINDS = (
-    ServedResource(KUEUE, "v1beta1", "workloads", "workload", "Workload", subresources=STATUS),
-    ServedResource(
-        KUEUE, "v1beta1", "admissionchecks", "admissioncheck", "AdmissionCheck", namespaced=False, subresources=STATUS
-    ),
-    ServedResource(KUEUE, "v1beta1", "resourceflavors", "resourceflavor", "ResourceFlavor", namespaced=False),
-)
+VERSIONS = ("v1beta2", "v1beta1")
+
+
+def kinds(version: str) -> tuple[ServedResource, ...]:
+    """Kueue's kinds of a version; objects are the same in both."""
+    return (
+        ServedResource(KUEUE, version, "workloads", "workload", "Workload", subresources=STATUS),
+        ServedResource(
+            KUEUE, version, "admissionchecks", "admissioncheck", "AdmissionCheck", namespaced=False, subresources=STATUS
+        ),
+        ServedResource(KUEUE, version, "resourceflavors", "resourceflavor", "ResourceFlavor", namespaced=False),
+    )
+
+
 ROOT = f"apis/{KUEUE}/v1beta1"
 WORKLOADS = f"{ROOT}/namespaces/default/workloads"
 OTHER = {"name": "other", "state": "Pending", "message": "of others", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -121,11 +128,13 @@ class Kueue:
 
 
 @asynccontextmanager
-async def answering(folder: Path, **settings: Any) -> AsyncIterator[tuple[Allocator, Kueue]]:
-    """An allocator that answers admission checks, on a server that serves Kueue's kinds."""
+async def answering(
+    folder: Path, versions: Sequence[str] = VERSIONS, **settings: Any
+) -> AsyncIterator[tuple[Allocator, Kueue]]:
+    """An allocator that answers admission checks, on a server that serves Kueue's kinds in these versions."""
     given = {"admission_checks": True, **settings}
     async with (
-        ApiServer(resources=(*SERVED, *KINDS)) as server,
+        ApiServer(resources=(*SERVED, *(kind for version in versions for kind in kinds(version)))) as server,
         aiohttp.ClientSession() as http,
         running(server, folder, **given) as allocator,
     ):
@@ -144,6 +153,17 @@ async def test_what_fits_is_ready_and_its_chips_are_kept(tmp_path: Path) -> None
         assert len(allocator.app.ledger) == 2
         await kueue.withdraw("one")
         await until(lambda: not allocator.app.ledger)
+
+
+@pytest.mark.parametrize(("versions", "used"), [(VERSIONS, "v1beta2"), (VERSIONS[1:], "v1beta1")])
+async def test_the_newest_version_that_is_served_is_used(tmp_path: Path, versions: Sequence[str], used: str) -> None:
+    async with answering(tmp_path, versions) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        assert (await kueue.answer("job"))["state"] == "Retry"
+        told = [event["regarding"] for event in await events_of(allocator)]
+        assert [regarding["apiVersion"] for regarding in told] == [f"{KUEUE}/{used}"]
 
 
 async def test_what_does_not_fit_is_retried_with_the_reason(tmp_path: Path) -> None:

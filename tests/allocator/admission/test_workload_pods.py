@@ -90,6 +90,26 @@ def test_pods_are_recognized_as_the_job_that_they_will_be(
     assert where(pods) == [{"rack": f"r{at}"} for number in sets.values() for at in range(number)]
 
 
+def test_places_of_v1beta2_are_read() -> None:
+    slices = [
+        {
+            "domainCount": 2,
+            "valuesPerLevel": [
+                {"universal": "b"}, {"individual": {"prefix": "rack-", "suffix": "-a", "roots": ["1", "2"]}}
+            ],
+            "podCounts": {"individual": [1, 2]},
+        },
+        {"domainCount": 1, "valuesPerLevel": [{"universal": v} for v in "cd"], "podCounts": {"universal": 1}},
+    ]  # fmt: skip
+    given = {"name": "main", "flavors": {}, "topologyAssignment": {"levels": ["block", "rack"], "slices": slices}}
+    pods = pods_of(workload({"main": 4}, ("example.org/v1", "Thing"), given), None, {}, {})
+    racks = (("b", "rack-1-a"), ("b", "rack-2-a"), ("b", "rack-2-a"), ("c", "d"))
+    assert where(pods) == [{"block": block, "rack": rack} for block, rack in racks]
+    slices[0]["domainCount"] = 3
+    with pytest.raises(InvalidValue):
+        pods_of(workload({"main": 4}, ("example.org/v1", "Thing"), given), None, {}, {})
+
+
 def test_the_pods_of_another_kind_are_those_of_the_templates() -> None:
     pods = pods_of(workload({"main": 2}, ("example.org/v1", "Thing")), None, {}, {})
     assert [find_job(each).kind for each in pods] == ["Thing", "Thing"]
