@@ -55,7 +55,9 @@ test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, a
 	@for version in $(OTHER_KUBERNETES); do \
 		export KUBERNETES_VERSION=$$version; \
 		$(RUN) python -m tests.cluster prepare; \
-		$(RUN) pytest --numprocesses=$(WORKERS) -m 'real and not long'; \
+		$(RUN) pytest --numprocesses=$(WORKERS) -m 'real and not long' --junitxml=build/real-$$version.xml || failed=$$?; \
+		$(RUN) python -m tests.cluster record build/real-$$version.xml; \
+		[ -z "$${failed:-}" ] || exit $$failed; \
 	done
 	@$(RUN) python -m tests.soak
 

@@ -4,6 +4,7 @@ A test has the mark ``shows(<how>, <product>, …)``; the product ``all`` stands
 """
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from device_plugin.driver.resetting import one_by_one, reset_groups
 from device_plugin.driver.simulated_resets import partners
 from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
 from npuctl.selftest.node import Selftest
-from tests.cluster.binaries import VERSIONS
+from tests.cluster.binaries import RUNS, VERSIONS
 
 ROOT: Final = Path(__file__).parents[2]
 REPORTS: Final = ROOT / "tests" / "dcmi" / "reports"
@@ -82,11 +83,16 @@ def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[lis
 
 def kubernetes_table() -> Iterator[str]:
     """Yield the lines of the table of versions of Kubernetes: with which of them the tests of the real cluster run."""
-    yield "| Kubernetes | tests of the real cluster | long tests of the real cluster |"
-    yield "|---|---|---|"
-    newest, *older = VERSIONS
-    yield f"| {newest} | `make test` | `make test-long` |"
-    yield from (f"| {version} | `make test-long` | no |" for version in older)
+    yield "| Kubernetes | tests of the real cluster | long tests of the real cluster | the last run that was recorded |"
+    yield "|---|---|---|---|"
+    newest, runs = VERSIONS[0], json.loads(RUNS.read_text())
+    for version in VERSIONS:
+        by = "`make test` | `make test-long`" if version == newest else "`make test-long` | no"
+        run, ended = runs.get(version), "none"
+        if run is not None:
+            counts = (f"{run[name]} {name}" for name in ("passed", "failed", "skipped") if run[name])
+            ended = f"{run['date']}: {', '.join(counts)}"
+        yield f"| {version} | {by} | {ended} |"
 
 
 def support_table() -> Iterator[str]:

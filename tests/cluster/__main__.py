@@ -1,6 +1,7 @@
-"""The command line of the real cluster: `python -m tests.cluster prepare | up | down | status`."""
+"""The command line of the real cluster: `python -m tests.cluster prepare | up | down | status | record`."""
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 from tests.cluster import binaries, controllers, namespace, requirements
 from tests.cluster.cluster import Cluster
@@ -62,23 +64,31 @@ def main() -> int:
     up.add_argument("--bare", action="store_true", help="without the programs")
     commands.add_parser("down", help="stop the cluster, and clean up after crashed runs")
     commands.add_parser("status", help="report whether a cluster runs")
+    record = commands.add_parser("record", help="note how a run of the tests ended, for docs/support.md")
+    record.add_argument("junit", type=Path, help="what pytest --junitxml wrote, with the version of KUBERNETES_VERSION")
     arguments = parser.parse_args()
     try:
-        match arguments.command:
-            case "prepare":
-                return _prepare(long=arguments.long)
-            case "up":
-                return _up(arguments.nodes, bare=arguments.bare)
-            case "down":
-                return _down()
-            case _:
-                return _status()
+        return _run(arguments)
     except ClusterError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    match arguments.command:
+        case "prepare":
+            return _prepare(long=arguments.long)
+        case "up":
+            return _up(arguments.nodes, bare=arguments.bare)
+        case "down":
+            return _down()
+        case "record":
+            return _record(arguments.junit)
+        case _:
+            return _status()
 
 
 def _prepare(*, long: bool) -> int:
@@ -176,6 +186,25 @@ def _status() -> int:
         _say("no cluster is running; start one with `make cluster-up`")
         return 1
     _say(f"a cluster is running; KUBECONFIG={running.folder / 'kubeconfig'}, logs in {running.folder / 'log'}")
+    return 0
+
+
+def _record(junit: Path) -> int:
+    """Note in `runs.json` how a run ended, in place of the last one with the same version of Kubernetes."""
+    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    dates = set[str]()
+    for suite in ET.parse(junit).iter("testsuite"):
+        counts = {name: number + int(suite.attrib[name]) for name, number in counts.items()}
+        dates.add(suite.attrib["timestamp"][:10])
+    ended: dict[str, Any] = {
+        "date": max(dates),
+        "failed": counts["failures"] + counts["errors"],
+        "skipped": counts["skipped"],
+    }
+    ended["passed"] = counts["tests"] - ended["failed"] - ended["skipped"]
+    runs = {**json.loads(binaries.RUNS.read_text()), binaries.KUBERNETES_VERSION: ended}
+    binaries.RUNS.write_text(f"{json.dumps(runs, indent=2, sort_keys=True)}\n")
+    _say(f"Kubernetes {binaries.KUBERNETES_VERSION}: {ended}; `make docs` writes it into docs/support.md")
     return 0
 
 

@@ -18,6 +18,8 @@ KUBERNETES_VERSION: Final = os.environ.get("KUBERNETES_VERSION") or VERSIONS[0]
 if KUBERNETES_VERSION not in VERSIONS:
     raise ClusterError(f"KUBERNETES_VERSION is {KUBERNETES_VERSION}, which is none of {', '.join(VERSIONS)}")
 MODULES: Final = Path(__file__).with_name("go")
+RUNS: Final = Path(__file__).with_name("runs.json")
+"""How the last recorded run of the tests of the real cluster ended, by version."""
 
 _COMPONENT: Final = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")

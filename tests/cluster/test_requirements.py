@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import support
 from tests.cluster import __main__ as command_line
 from tests.cluster import binaries, requirements
 
@@ -71,3 +72,23 @@ def test_the_commands_to_type_can_be_copied_if_a_folder_has_a_blank(tmp_path: Pa
     assert [f"{folder}/bin/npuctl", "topo"] in words
     assert ["kubectl", "apply", "-f", f"{folder}/example.yaml"] in words
     assert words[0][1] == f"KUBECONFIG={folder}/config"
+
+
+def test_the_table_of_versions_shows_how_the_last_recorded_run_of_each_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs, junit = tmp_path / "runs.json", tmp_path / "junit.xml"
+    runs.write_text('{"1.32.9": {"date": "2026-01-01", "passed": 9, "failed": 0, "skipped": 0}}')
+    junit.write_text(
+        '<testsuites><testsuite tests="12" failures="1" errors="1" skipped="3" timestamp="2026-02-03T04:05:06+00:00"/>'
+        "</testsuites>"
+    )
+    monkeypatch.setattr(binaries, "RUNS", runs)
+    monkeypatch.setattr(support, "RUNS", runs)
+    monkeypatch.setattr(binaries, "KUBERNETES_VERSION", "1.36.3")
+    monkeypatch.setattr("sys.argv", ["tests.cluster", "record", str(junit)])
+    assert command_line.main() == 0
+    last = {row.split(" | ")[0].strip("| "): row.split(" | ")[-1].strip(" |") for row in support.kubernetes_table()}
+    assert last["1.36.3"] == "2026-02-03: 7 passed, 2 failed, 3 skipped"
+    assert last["1.32.9"] == "2026-01-01: 9 passed"
+    assert last["1.34.4"] == "none"
