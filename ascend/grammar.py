@@ -25,6 +25,11 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def every(names: Sequence[str]) -> str:
+    """Return all names: ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def several(noun: str, names: Sequence[str]) -> str:
     """Return named objects with their noun: ``node a``, or ``4 nodes (a, b, c and 1 more)``."""
     return f"{noun} {names[0]}" if len(names) == 1 else f"{count(len(names), noun)} ({some(names)})"

@@ -1,7 +1,7 @@
 """The allocator's state and decision engine on a set of objects, without its servers, watches and clock.
 
 The engine answers as it answers kube-scheduler: a pod with a node selector or a required node affinity is only offered
-the nodes that match it. (The engine itself applies the node selectors of a gang.) Nothing else by which kube-scheduler
+the nodes that match it. (The engine itself applies those of a gang.) Nothing else by which kube-scheduler
 filters is considered: no taints, affinity between pods, CPU or memory.
 """
 
@@ -47,7 +47,6 @@ class OfflineAllocator:
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
-        self._selected: dict[object, tuple[int, frozenset[str]]] = {}
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         self.cluster = Cluster(
             self.ledger,
@@ -187,11 +186,7 @@ class OfflineAllocator:
 
     def selected_nodes(self, pod: Pod) -> frozenset[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
-        key, version = pod.spec.node_requirements, self.cluster.labels.version
-        known = self._selected.get(key)
-        if known is None or known[0] != version:
-            known = self._selected[key] = version, frozenset(self.cluster.labels.admitting(pod.spec))
-        return known[1]
+        return self.cluster.labels.admitting(pod.spec)
 
 
 def _require_equal_limits(pod: Pod) -> None:

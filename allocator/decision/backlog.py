@@ -20,7 +20,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import NodeRequirements, Pod
 from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
@@ -66,8 +66,7 @@ class Backlog(msgspec.Struct, frozen=True):
     oldest: Mapping[tuple[str, WaitingFor], str] = {}
 
 
-_Selector: TypeAlias = frozenset[tuple[str, str]]
-_Kind: TypeAlias = tuple[ChipRequest, _Selector]
+_Kind: TypeAlias = tuple[ChipRequest, NodeRequirements]
 
 
 class _Read(msgspec.Struct, frozen=True, gc=False):
@@ -125,7 +124,7 @@ class BacklogReader:
                 continue
             job = self._cluster.jobs.job_of(pod)
             read = self._known[pod.uid] = self._request(pod, job, known.get(pod.uid))
-            kind = (read.request, frozenset(pod.spec.node_selector.items())) if read.request is not None else None
+            kind = (read.request, pod.spec.node_requirements) if read.request is not None else None
             in_gang = self._cluster.jobs.gang(job) is not None
             if kind is None:
                 waits = WaitingFor.CHANGE
@@ -170,9 +169,8 @@ class BacklogReader:
 
     async def _verdict(self, kind: _Kind, number: int, turn: Turn) -> WaitingFor:
         """What pods with a request wait for, if so many of them have to fit at once."""
-        request, selector = kind
-        index = self._cluster.index
-        candidates = self._cluster.labels.select(dict(selector)) if selector else None
+        request, requirements = kind
+        index, candidates = self._cluster.index, self._cluster.labels.only(requirements)
         await turn.share_between(index.count(candidates))
         if sum(nodes * capacity(left.vacancy, request)[0] for left, nodes in index.buckets_of(candidates)) >= number:
             return WaitingFor.BINDING

@@ -19,7 +19,6 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.decision.scaling import against_scaling
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import GradualPlans, resume_gangs
-from allocator.gangs.one_model import models_of
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest
@@ -33,6 +32,7 @@ from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.rules.identity import chip_model
 from ascend.rules.placement import OrderKey
 from ascend.turn import Steps, at_once
 
@@ -263,7 +263,7 @@ class DecisionEngine:
         if resolved.gang is not None:
             record = self.cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
-                (model,) = models_of((node,), self.cluster) or ("",)
+                model = chip_model(record.node.metadata.labels) if record.node is not None else ""
                 request = replace(request, products=frozenset({record.product.name}))
                 request = request if request.model is None else replace(request, model=model)
             if (level := resolved.policy.level) is not None:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.one_model import has_to_stay
 from allocator.gangs.packing import PACKING
 from allocator.gangs.policies import policy_of
 from allocator.gangs.policy import Policy
@@ -33,7 +34,6 @@ from ascend.jobs.core import SINGLE
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
-from ascend.rules.identity import CHIP_NAME
 
 _OF_NO_JOB: Final = (
     f"it has no owner and names no pod group, so no other pod can be placed together with it, as {MIN_AVAILABLE} "
@@ -173,8 +173,7 @@ class RequestReader:
         """
         products = self._one_product(pod, job, request.products, candidates)
         is_spread = not job.is_independent(pod) and self._is_spread(products)
-        # Pods of one gang that name different models are placed on what each of them names.
-        model = None if not job.is_gang or CHIP_NAME in pod.spec.node_selector or job.mixes_models(pod) else ""
+        model = "" if job.is_gang and has_to_stay(pod, job, products, self._cluster.labels) else None
         if (products, is_spread, model) != (request.products, request.is_spread, request.model):
             return replace(request, products=products, is_spread=is_spread, model=model)
         return request

@@ -43,7 +43,7 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
     selector = pod.spec.node_selector
     if not pod.spec.restricts_nodes:
         return filtered
-    selected, refused = frozenset(cluster.labels.admitting(pod.spec)), dict(filtered.refused)
+    selected, refused = cluster.labels.admitting(pod.spec), dict(filtered.refused)
     mismatches = dict[tuple[str | None, ...], Refusal]()  # thousands of nodes have the same labels of the selector
     for number, name in enumerate(list(cluster.nodes), start=1):
         if not number % _STEP:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from allocator.decision.setbacks import Setbacks
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
-from allocator.gangs.one_model import known_models
+from allocator.gangs.one_model import known_models, there_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.scheduled import verdict_on
@@ -76,7 +76,7 @@ class Need(NamedTuple):
     def kind(self) -> object:
         """Equal for needs for which chips are kept alike."""
         spec = self.pod.spec
-        return self.request, self.seats, frozenset(spec.node_selector.items()), spec.tolerations
+        return self.request, self.seats, spec.node_requirements, spec.tolerations
 
     @property
     def since(self) -> str:
@@ -224,8 +224,7 @@ class WaitingJobs:
             return None
         if not request.is_for_chips or self._cluster.jobs.gang(job) is not None:
             return None
-        selector = pod.spec.node_selector
-        candidates = self._cluster.labels.select(selector) if selector else None
+        candidates = self._cluster.labels.only(pod.spec.node_requirements)
         what = f"pod {pod.key}"
         self._last = Need(order, pod.uid, job.key, what, pod, version, pod.priority, request, 1, candidates)
         return self._last
@@ -248,10 +247,11 @@ class WaitingJobs:
         if not request.is_for_chips or gang.policy.level is not None:
             return None  # whole nodes would drain for parts of chips, or nodes of any SuperPods for blocks
         request = max((member.request for member in gang.members[:needed]), key=lambda asked: asked.chips)
-        models = yield from known_models(gang, self._cluster.index)
-        if request.model is not None and len(models.keys() | gang.models) > 1:  # nodes of one drain
-            among = gang.models or models
-            request = replace(request, model=max(among, key=lambda model: (models[model], model)))
+        if request.model is not None:  # nodes of one drain
+            known = yield from known_models(gang, self._cluster.index)
+            models = known[request.products]
+            among = there_of(gang, request.products) or models
+            request = replace(request, model=max(among, key=lambda model: (models[model], model), default=""))
         priority = min(pod.priority for pod in waiting)
         since = max(pod.metadata.creation_timestamp or "" for pod in waiting)
         owner, what = job.key.plan, f"job {job.key}"

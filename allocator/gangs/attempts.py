@@ -200,7 +200,7 @@ class Attempts:
         self, holder: Job, pod: Pod, request: ChipRequest, candidates: Collection[str] | None
     ) -> Collection[str] | None:
         """The nodes offered for a pod, and nodes that its scheduler may leave out for the chips of a gang."""
-        selected = self._cluster.labels.select(pod.spec.node_selector) if pod.spec.node_selector else None
+        selected = self._cluster.labels.only(pod.spec.node_requirements)
         if candidates is None:
             return selected
         reach = set(candidates)
@@ -255,7 +255,7 @@ class Attempts:
             if self._may_have_room(job):
                 with suppress(Refusal):
                     request = self._planner.request_of(pod)
-                    kind = kind_of(job) if job.is_gang else (request, frozenset(pod.spec.node_selector.items()))
+                    kind = kind_of(job) if job.is_gang else (request, pod.spec.node_requirements)
                     is_new = kind not in examined
                     examined.add(kind)
                     if is_new and not self._fits(pod, request, job) and self.make_room(pod, request, job):

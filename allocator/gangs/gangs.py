@@ -311,11 +311,11 @@ class Gangs:
         own = self._ledger.get(pod.uid) if pod.uid not in without.pods else None
         if own is not None and (candidates is None or own.node in candidates):
             return own
-        seats, selector = self._ledger.seats(job.key.plan), pod.spec.node_selector
-        if seats and candidates is not None:
-            candidates = frozenset(candidates)  # looked up once for each seat
-        elif seats and selector:
-            candidates = self._cluster.labels.select(selector)
+        seats = self._ledger.seats(job.key.plan)
+        if seats:  # names are looked up once for each seat
+            candidates = (
+                self._cluster.labels.only(pod.spec.node_requirements) if candidates is None else frozenset(candidates)
+            )
         for seat in seats:
             if candidates is not None and seat.node not in candidates:
                 continue
@@ -333,7 +333,7 @@ class Gangs:
         try:
             return (
                 peer is not None
-                and peer.spec.node_selector == pod.spec.node_selector
+                and peer.spec.node_requirements == pod.spec.node_requirements
                 and self.request_of(peer) == request
             )
         except Refusal:

@@ -7,21 +7,28 @@ labels. A scheduler that chooses the nodes itself is not asked to heed models.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
+from itertools import product
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.vacancy import Vacancy
-from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
+from allocator.state.job import Job
+from allocator.state.node_labels import NodeLabels
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Seat
 from ascend.annotations import MIXED_MODELS
 from ascend.errors import Refusal
+from ascend.grammar import every
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from ascend.rules.identity import chip_model
 from ascend.turn import Steps
+
+Products: TypeAlias = frozenset[str] | None
+"""Names of the products for some pods; None for any."""
 
 
 def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
@@ -30,34 +37,40 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
     The model with the fewest chips comes first, so that the others have room for larger gangs.
     """
     models = yield from known_models(gang, index)
-    if len(models.keys() | gang.models) > 1:
-        for model in sorted(gang.models or models, key=lambda name: (models[name], name)):
-            found = yield from gang.policy.place(_on(gang, model), index)
-            if not isinstance(found, Refusal):
-                return found
-        found = yield from gang.policy.place(gang, index)
-        # A gang that is on several already, as one that was placed otherwise, gains nothing by a refusal.
-        return found if isinstance(found, Refusal) or len(gang.models) > 1 else _refuse(gang, found, index)
-    return (yield from gang.policy.place(gang, index))
+    if not any(len(chips.keys() | there_of(gang, products)) > 1 for products, chips in models.items()):
+        return (yield from gang.policy.place(gang, index))
+    ordered = (
+        sorted(there_of(gang, products) or chips or [""], key=lambda model: (chips[model], model))
+        for products, chips in models.items()
+    )
+    for chosen in product(*ordered):
+        found = yield from gang.policy.place(_on(gang, dict(zip(models, chosen, strict=True))), index)
+        if not isinstance(found, Refusal):
+            return found
+    found = yield from gang.policy.place(gang, index)
+    # A gang that is on several already, as one that was placed otherwise, gains nothing by a refusal.
+    is_on_several = any(len(there_of(gang, products)) > 1 for products in models)
+    return found if isinstance(found, Refusal) or is_on_several else _refuse(gang, found, index)
 
 
-def known_models(gang: GangRequest, index: NodeIndex) -> Steps[Counter[str]]:
-    """The models of chips for a gang, each with its healthy chips; none if models may be mixed."""
-    request, found = next((member.request for member in gang.members if stays_on_one(member)), None), Counter[str]()
-    if request is not None:
-        yield from index.count(gang.candidates)
-        for bucket, nodes in index.buckets_of(gang.candidates):
+def known_models(gang: GangRequest, index: NodeIndex) -> Steps[dict[Products, Counter[str]]]:
+    """The models of chips for the members that stay on one, by their products, each model with its healthy chips."""
+    found = {member.request.products: Counter[str]() for member in gang.members if stays_on_one(member)}
+    if found:
+        is_common = all(member.candidates is None for member in gang.members)
+        candidates = gang.candidates if is_common else None
+        yield from index.count(candidates)
+        for bucket, nodes in index.buckets_of(candidates):
             vacancy = bucket.vacancy
-            if vacancy.model and (request.products is None or vacancy.product.name in request.products):
-                found[vacancy.model] += vacancy.healthy * nodes
+            for products, chips in found.items():
+                if vacancy.model and (products is None or vacancy.product.name in products):
+                    chips[vacancy.model] += vacancy.healthy * nodes
     return found
 
 
-def models_of(nodes: Collection[str], cluster: Cluster) -> frozenset[str]:
-    """The known models of the chips of some nodes."""
-    records = (cluster.nodes.get(name) for name in nodes)
-    found = (chip_model(record.node.metadata.labels) for record in records if record is not None and record.node)
-    return frozenset(filter(None, found))
+def there_of(gang: GangRequest, products: Products) -> frozenset[str]:
+    """The models on which pods of a gang with these products are."""
+    return frozenset(model for name, model in gang.models if products is None or name in products)
 
 
 def stays_on_one(member: Member) -> bool:
@@ -65,21 +78,29 @@ def stays_on_one(member: Member) -> bool:
     return member.request.model is not None
 
 
-def _on(gang: GangRequest, model: str) -> GangRequest:
-    """The same gang on one model."""
+def has_to_stay(pod: Pod, job: Job, products: Products, labels: NodeLabels) -> bool:
+    """The same of a pod of a gang: not if it may have any model, or what it requires of nodes leaves only one."""
+    return not job.mixes_models(pod) and len(labels.models(pod.spec, products)) > 1
+
+
+def _on(gang: GangRequest, models: Mapping[Products, str]) -> GangRequest:
+    """The same gang on one model of each product."""
     members = (
-        replace(member, request=replace(member.request, model=model)) if stays_on_one(member) else member
+        replace(member, request=replace(member.request, model=models[member.request.products]))
+        if stays_on_one(member)
+        else member
         for member in gang.members
     )
     return replace(gang, members=tuple(members))
 
 
 def _refuse(gang: GangRequest, seats: list[Seat], index: NodeIndex) -> Refusal:
-    entries = (index.entries[seat.node] for seat in seats)
+    staying = {member.uid for member in gang.members if stays_on_one(member)}
+    entries = (index.entries[seat.node] for seat in seats if seat.uid in staying)
     offers: list[Vacancy] = [entry.vacancy for entry in entries if isinstance(entry, Bucket)]
-    names = " and ".join(sorted(gang.models.union(offer.model for offer in offers if offer.model)))
+    names = {model for _, model in gang.models}.union(offer.model for offer in offers if offer.model)
     return Refusal(
         Reason.GANG_DOES_NOT_FIT,
-        f"job {gang.job}: its pods fit only on several models of chips ({names}), and a gang stays on one; "
-        f'annotation {MIXED_MODELS}: "true" on its pods says that it may have several',
+        f"job {gang.job}: its pods fit only on several models of chips ({every(sorted(names))}), and a gang stays on "
+        f'one; annotation {MIXED_MODELS}: "true" on its pods says that it may have several',
     )

@@ -56,7 +56,8 @@ def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         lambda equals: (spare(equals), -equals[0].request.size),
     )
     found = yield from _packed(gang, Board(index, gang.limits, gang.peers), orders[0])
-    if isinstance(found, _Misfit) and any(member.candidates is not None for member in gang.members):
+    several_models = len({member.request.model for member in gang.members}) > 1
+    if isinstance(found, _Misfit) and (several_models or any(member.candidates is not None for member in gang.members)):
         for order in orders[1:]:
             other = yield from _packed(gang, Board(index, gang.limits, gang.peers), order)
             if not isinstance(other, _Misfit):
@@ -128,7 +129,7 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
         )
         refusing = f"the nodes refuse: {', '.join(f'{number} {reason}' for reason, number in ordered)}{rule}"
     else:
-        refusing = "there is no node" if misfit.allowed is None else "no node matches its node selector"
+        refusing = "there is no node" if misfit.allowed is None else "no node matches its node selector and affinity"
     for keeper, nodes in sorted(misfit.board.keepers(misfit.allowed).items()):
         refusing += f"; chips on {count(nodes, 'node')} are kept for {keeper}"
     return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what} {refusing}")

@@ -1,16 +1,15 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.one_model import models_of, stays_on_one
+from allocator.gangs.one_model import has_to_stay, stays_on_one
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policies import revision
 from allocator.gangs.policy import GangRequest, Member, Policy
@@ -30,9 +29,8 @@ from allocator.state.reservation import Seat
 from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.grammar import count, some
-from ascend.kube.objects import Pod
+from ascend.kube.objects import NodeRequirements, Pod
 from ascend.reasons import Reason
-from ascend.rules.identity import CHIP_NAME
 from ascend.turn import Steps, at_once
 
 _MOST_OUTCOMES: Final = 128
@@ -41,8 +39,8 @@ _MOST_OUTCOMES: Final = 128
 _STEP: Final = 128
 """After so many pods there is a pause."""
 
-_Kind: TypeAlias = tuple[ChipRequest, frozenset[tuple[str, str]]]
-"""Pods of a gang with the same request and node selector: where one of them fits, the other fits as well."""
+_Kind: TypeAlias = tuple[ChipRequest, NodeRequirements]
+"""Pods of a gang with the same request, node selector and affinity: where one of them fits, the other fits as well."""
 
 
 class PlanKey(msgspec.Struct, frozen=True):
@@ -159,7 +157,7 @@ class Planner:
             request: what it requests of a node.
             job: its job, a gang.
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
-                node selector as well.
+                node selector and affinity as well.
             wait: what is known of a gang that waits for a turn.
             avoided: names of nodes that are left to other gangs.
             without: what does not count.
@@ -211,7 +209,7 @@ class Planner:
 
     def _key(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> PlanKey:
         held = self._ledger.get(pod.uid)
-        kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
+        kind, own = (request, pod.spec.node_requirements), held.node if held is not None else ""
         late = "" if pod.uid in job.pods else pod.uid
         seen = revision(with_settings(pod, job.settings), self._cluster)
         index = self._cluster.view(scope.without)
@@ -264,16 +262,15 @@ class Planner:
             Refusal: fewer than these have a valid request.
         """
         is_one = candidates is not None and len(candidates) == 1
-        labels, selector = self._cluster.labels, pod.spec.node_selector
-        common = self.common(pod, None if is_one else candidates)
-        selected = cache(lambda items: labels.select(dict(items)))  # once for each selector of a peer
+        common, requirements = self.common(pod, None if is_one else candidates), pod.spec.node_requirements
+        allowed = dict[object, Collection[str]]()  # once for all peers with the same requirements
         waiting, needed = self.pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
         if wait is not None:  # a scheduler has not offered any node yet for the others
             waiting = [member for member in waiting if member.pod.uid in wait.offers]
         for number, waits in enumerate(waiting, start=1):
-            member, its_selector = waits.member, waits.pod.spec.node_selector
+            member, spec = waits.member, waits.pod.spec
             if not number % _STEP:
                 yield
             if isinstance(member, Refusal):
@@ -284,8 +281,8 @@ class Planner:
                 own = candidates
             elif wait is not None:
                 own = wait.offers[member.uid]
-            elif its_selector != selector:
-                own = selected(frozenset(its_selector.items()))
+            elif (its := spec.node_requirements) != requirements:
+                own = allowed[its] if its in allowed else allowed.setdefault(its, self._cluster.labels.admitting(spec))
             members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
@@ -311,7 +308,7 @@ class Planner:
         spread = any(member.request.is_spread for member in placed)
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.level is not None else {}
-        models = self._models(job, uids) if any(map(stays_on_one, placed)) else frozenset()
+        models = frozenset(self._models(job, uids)) if any(map(stays_on_one, placed)) else frozenset()
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
         return GangRequest(
             job.key,
@@ -327,10 +324,13 @@ class Planner:
             models=models,
         )
 
-    def _models(self, job: Job, uids: set[str]) -> frozenset[str]:
-        """The models of the job's placed pods except some, and except those that name their model themselves."""
-        named = {uid for uid, pod in job.pods.items() if CHIP_NAME in pod.spec.node_selector}
-        return models_of(job.nodes_beside(uids | named), self._cluster)
+    def _models(self, job: Job, uids: set[str]) -> Iterator[tuple[str, str]]:
+        """The product and the known model of each placed pod of a job, without some, that has to stay on one."""
+        labels = self._cluster.labels
+        for uid, node in job.placed.items():
+            kind = labels.kind_of(node) if uid not in uids else None
+            if kind is not None and kind[1] and has_to_stay(job.pods[uid], job, frozenset(kind[:1]), labels):
+                yield kind
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.wait))
@@ -365,7 +365,5 @@ class Planner:
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
 
     def common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
-        """The nodes for the peers of a pod that have the same node selector; None for every node."""
-        if candidates is None and pod.spec.node_selector:
-            return self._cluster.labels.select(pod.spec.node_selector)
-        return candidates
+        """The nodes for the peers of a pod that have the same requirements of nodes; None for every node."""
+        return self._cluster.labels.only(pod.spec.node_requirements) if candidates is None else candidates

@@ -73,7 +73,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         faulty: names of nodes to be used last, since pods of the job have failed there.
         minimum: how many pods of the job must have a seat, those included that have one.
         seen: what the policy sees of the cluster besides the index.
-        models: the models of the chips of its placed pods, if it stays on one.
+        models: the products of its placed pods that have to stay on one model, and the models of their chips.
     """
 
     job: JobKey
@@ -87,7 +87,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     faulty: frozenset[str] = frozenset()
     minimum: int = 1
     seen: object = None
-    models: frozenset[str] = frozenset()
+    models: frozenset[tuple[str, str]] = frozenset()
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""

@@ -37,12 +37,11 @@ class Candidates:
     def of(self, pod: Pod) -> Collection[str] | None:
         """The nodes that may be nominated for a pod; None for every node."""
         if self._engine.is_of_gang(pod):
-            return None  # the plan applies the node selectors of all its pods
+            return None  # the plan applies the node selectors and affinities of all its pods
         now_s = self._monotonic()
         for name in [name for name, until_s in self._until_s.items() if until_s <= now_s]:
             del self._until_s[name]
-        selector = pod.spec.node_selector
-        selected = self._cluster.labels.select(selector) if selector else None
+        selected = self._cluster.labels.only(pod.spec.node_requirements)
         if not self._until_s:
             return selected
         return _Except(self._cluster.index.entries if selected is None else selected, self._until_s)

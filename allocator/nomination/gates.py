@@ -27,7 +27,7 @@ from allocator.rules.victims import NEVER
 from allocator.settings import Settings
 from ascend.errors import Refusal
 from ascend.fair import in_turn
-from ascend.kube.objects import Pod, unix_seconds
+from ascend.kube.objects import NodeRequirements, Pod, unix_seconds
 from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
@@ -44,7 +44,7 @@ _REST: Final = 9
 and at most ``PERIOD_S``."""
 _LEAST_S: Final = 0.01
 
-_Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int]
+_Key: TypeAlias = JobKey | tuple[ChipRequest, NodeRequirements, int]
 """A gang, or single pods with the same request, node selector and priority: where one fits, the others fit."""
 
 
@@ -175,7 +175,7 @@ class Gates:
         if self._engine.is_of_gang(pod):
             key: _Key = self._cluster.jobs.job_of(pod).key
         else:
-            key = (request, frozenset(pod.spec.node_selector.items()), pod.priority)
+            key = (request, pod.spec.node_requirements, pod.priority)
         group = self._groups.setdefault(key, _Group())
         group.size += 1
         group.line.add(pod)

@@ -22,7 +22,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.scheduled import verdict_on, was_asked
 from ascend.errors import Refusal
 from ascend.fair import in_turn
-from ascend.kube.objects import Pod
+from ascend.kube.objects import NodeRequirements, Pod
 from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
@@ -34,7 +34,7 @@ AT_ONCE: Final = 32
 _REST: Final = 19
 """The pause after a look, as a multiple of its duration: at most 5 % of a core."""
 
-_Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int] | str
+_Key: TypeAlias = JobKey | tuple[ChipRequest, NodeRequirements, int] | str
 """A gang; single pods with the same request, node selector and priority; or a pod with an invalid request."""
 
 
@@ -123,7 +123,7 @@ class UnaskedPods:
         if (gang := self._engine.gang_of(pod)) is not None:
             return gang.key
         try:
-            return self._engine.request_of(pod), frozenset(pod.spec.node_selector.items()), pod.priority
+            return self._engine.request_of(pod), pod.spec.node_requirements, pod.priority
         except Refusal:
             return pod.uid
 

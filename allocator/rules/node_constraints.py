@@ -18,13 +18,15 @@ _NAME: Final = "metadata.name"
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-class _Requirement(msgspec.Struct, frozen=True):
+class Requirement(msgspec.Struct, frozen=True):
+    """What a label, or a field, of a node has to be."""
+
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] = ()
 
-    def admits(self, labels: Mapping[str, str]) -> bool:
-        value = labels.get(self.key)
+    def admits(self, value: str | None) -> bool:
+        """Whether a value is admitted; None for a node without the label."""
         match self.operator:
             case "In" | "NotIn":
                 return (value in self.values) is (self.operator == "In")
@@ -38,21 +40,25 @@ class _Requirement(msgspec.Struct, frozen=True):
         return False
 
 
-class _Term(msgspec.Struct, rename="camel", frozen=True):
-    match_expressions: tuple[_Requirement, ...] = ()
-    match_fields: tuple[_Requirement, ...] = ()
+class Term(msgspec.Struct, rename="camel", frozen=True):
+    """Requirements that hold together."""
+
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
 
     def admits(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Whether a node is admitted."""
         if not self.match_expressions and not self.match_fields:
             return False
-        fields = {_NAME: name}
-        return all(expression.admits(labels) for expression in self.match_expressions) and all(
-            field.admits(fields) for field in self.match_fields
-        )
+        return all(label.admits(labels.get(label.key)) for label in self.match_expressions) and self.admits_name(name)
+
+    def admits_name(self, name: str) -> bool:
+        """Whether the requirements of fields admit a name."""
+        return all(field.admits(name if field.key == _NAME else None) for field in self.match_fields)
 
 
 class _Selector(msgspec.Struct, rename="camel", frozen=True):
-    node_selector_terms: tuple[_Term, ...] = ()
+    node_selector_terms: tuple[Term, ...] = ()
 
 
 class _NodeAffinity(msgspec.Struct, rename="camel", frozen=True):
@@ -71,12 +77,17 @@ def admits(affinity: str | None, name: str, labels: Mapping[str, str]) -> bool:
         name: the node's name.
         labels: the node's labels.
     """
-    terms = _terms(affinity) if affinity is not None else None
+    terms = required_terms(affinity)
     return terms is None or any(term.admits(name, labels) for term in terms)
 
 
+def required_terms(affinity: str | None) -> tuple[Term, ...] | None:
+    """The terms of the required node affinity of a pod, which are alternatives; None if it requires nothing."""
+    return _terms(affinity) if affinity is not None else None
+
+
 @lru_cache(maxsize=256)
-def _terms(affinity: str) -> tuple[_Term, ...] | None:
+def _terms(affinity: str) -> tuple[Term, ...] | None:
     try:
         nodes = msgspec.json.decode(affinity, type=_Affinity).node_affinity
     except msgspec.DecodeError:

@@ -5,7 +5,7 @@ gated. A controller replaces a failed or terminating pod, and counting both woul
 pod is considered by no scheduler until its gates are removed, and its peers would start without it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -337,8 +337,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
             self._gated.pop(uid, None)
 
     @property
-    def placed(self) -> Iterable[str]:
-        """The uids of its live pods that request chips and are bound or reserved, in the order of placement."""
+    def placed(self) -> Mapping[str, str]:
+        """The nodes of its live pods with chips that are bound or reserved, by uid, in the order of placement."""
         return self._placed
 
     def placed_beside(self, uid: str) -> int:

@@ -7,19 +7,25 @@ and by a label when that is needed first; after that a change of a node takes co
 from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from operator import and_
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from allocator.rules.node_constraints import admits, untolerated
+from allocator.rules.node_constraints import Requirement, Term, required_terms, untolerated
 from allocator.state.node import NodeRecord
-from ascend.kube.objects import PodSpec, Taint
+from ascend.kube.objects import NodeRequirements, PodSpec, Taint
 from ascend.products import Product
-from ascend.rules.identity import ACCELERATOR_TYPE
+from ascend.rules.identity import ACCELERATOR_TYPE, chip_model
 
 _ANY: Final = PodSpec()
 _OF_STATE: Final = "node.kubernetes.io/"
 """How the keys of taints begin by which Kubernetes itself tells of the state of a node."""
 _LIMIT: Final = 64
-"""The most labels, and selectors, that are followed: any author of pods can add new ones."""
+"""The most labels, selectors and affinities that are followed: any author of pods can add new ones."""
+_MOST_LARGE: Final = 16
+"""The most affinities that are followed if each admits every node: the names of 65,000 nodes take megabytes."""
+
+
+_Kind: TypeAlias = tuple[str, str]
+"""The name of a product, and the model of the chips; empty if that is unknown."""
 
 
 class NodeMarks(NamedTuple):
@@ -43,9 +49,11 @@ class NodeMarks(NamedTuple):
         return cls(record.node.metadata.labels, record.product, record.node.spec.taints)
 
     @property
-    def of_node(self) -> Product | None:
-        """The product of a node that exists."""
-        return self.product if self.labels is not None else None
+    def kind(self) -> _Kind | None:
+        """The product of a node that exists, and the model of its chips."""
+        if self.labels is None or self.product is None:
+            return None
+        return self.product.name, chip_model(self.labels)
 
 
 class NodeLabels:
@@ -64,79 +72,120 @@ class NodeLabels:
         # The first are needed in any cluster, and reading all nodes of a large one takes milliseconds.
         self._names: dict[str, dict[str, set[str]]] = {ACCELERATOR_TYPE: {}}
         # A dict of texts is not walked by the garbage collector, unlike a set.
-        self._of_product: dict[str, dict[str, None]] = {}
+        self._of_kind: dict[_Kind, dict[str, None]] = {}
         self._selected: dict[tuple[str, str], frozenset[str]] = {}
-        self._products: dict[object, tuple[int, frozenset[str]]] = {}
+        self._every: frozenset[str] | None = None
+        self._admitted: dict[tuple[Term, ...], frozenset[str]] = {}
+        self._kinds: dict[object, tuple[int, frozenset[_Kind]]] = {}
 
     def on_change(self, name: str, old: NodeMarks, new: NodeMarks) -> None:
         """Take over that the labels, the taints or the product of a node have changed."""
         self.version += 1
-        if old.of_node is not new.of_node:
-            if old.of_node is not None:
-                del self._of_product[old.of_node.name][name]
-            if new.of_node is not None:
-                self._of_product.setdefault(new.of_node.name, {})[name] = None
+        if old.kind != new.kind:
+            if old.kind is not None:
+                del self._of_kind[old.kind][name]
+            if new.kind is not None:
+                self._of_kind.setdefault(new.kind, {})[name] = None
         if old.labels is not new.labels:
-            before, after = old.labels or {}, new.labels or {}
-            for key, names in self._names.items():
-                if before.get(key) != after.get(key):
-                    if (value := before.get(key)) is not None:
-                        self._selected.pop((key, value), None)
-                        names[value].discard(name)
-                    if (value := after.get(key)) is not None:
-                        self._selected.pop((key, value), None)
-                        names.setdefault(value, set()).add(name)
+            self._relabel(name, old.labels, new.labels)
 
-    def select(self, selector: Mapping[str, str]) -> Collection[str]:
-        """The names of the nodes that match a node selector."""
-        if not selector:
-            return frozenset(name for name, record in self._records.items() if record.node is not None)
-        return reduce(and_, (self._with(*label) for label in selector.items()))  # of one label without a copy
+    def _relabel(self, name: str, old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> None:
+        if old is None or new is None:
+            self._every = None
+        before, after = old or {}, new or {}
+        for terms, admitted in tuple(self._admitted.items()):
+            is_admitted = new is not None and any(term.admits(name, new) for term in terms)
+            if is_admitted is not (name in admitted):
+                del self._admitted[terms]
+        for key, names in self._names.items():
+            if before.get(key) != after.get(key):
+                if (value := before.get(key)) is not None:
+                    self._selected.pop((key, value), None)
+                    names[value].discard(name)
+                if (value := after.get(key)) is not None:
+                    self._selected.pop((key, value), None)
+                    names.setdefault(value, set()).add(name)
 
-    def admitting(self, spec: PodSpec) -> Collection[str]:
+    def admitting(self, spec: PodSpec) -> frozenset[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
-        names = self.select(spec.node_selector)
-        if spec.affinity is None:
-            return names
-        return [name for name in names if admits(spec.affinity, name, self._labels(name))]
+        names = self.only(spec.node_requirements)
+        return names if names is not None else self._all()
+
+    def only(self, requirements: NodeRequirements) -> frozenset[str] | None:
+        """The same; None for every node."""
+        selector, affinity = requirements
+        # Of one label without a copy.
+        selected = reduce(and_, (self._with(*label) for label in selector)) if selector else None
+        terms = required_terms(affinity)
+        if terms is None:
+            return selected
+        admitted = self._admitted.get(terms)
+        if admitted is None:
+            kept = sum(map(len, self._admitted.values()))
+            if len(self._admitted) >= _LIMIT or kept >= _MOST_LARGE * len(self._all()):
+                self._admitted.clear()
+            admitted = self._admitted[terms] = frozenset[str]().union(*map(self._of_term, terms))
+        return admitted if selected is None else admitted & selected
 
     def products(self, spec: PodSpec = _ANY) -> frozenset[str]:
         """The names of the products of the nodes that selector, affinity and tolerations of a pod allow."""
+        return frozenset(product for product, _ in self._kinds_for(spec))
+
+    def models(self, spec: PodSpec, products: Collection[str] | None) -> frozenset[str]:
+        """The known models of the chips of these nodes; only those of some products, None for any."""
+        kinds = self._kinds_for(spec)
+        return frozenset(model for product, model in kinds if model and (products is None or product in products))
+
+    def _kinds_for(self, spec: PodSpec) -> frozenset[_Kind]:
         key = spec.node_requirements, spec.tolerations
-        known = self._products.get(key)
+        known = self._kinds.get(key)
         if known is None or known[0] != self.version:
-            if len(self._products) >= _LIMIT:
-                self._products.clear()
-            known = self._products[key] = self.version, self._read_products(spec)
+            if len(self._kinds) >= _LIMIT:
+                self._kinds.clear()
+            known = self._kinds[key] = self.version, self._read_kinds(spec)
         return known[1]
 
-    def _read_products(self, spec: PodSpec) -> frozenset[str]:
-        by_product = {product: names for product, names in self._of_product.items() if names}
-        selected: Collection[str] | None = None
-        if spec.node_selector:
-            selected = self.select(spec.node_selector)
-            by_product = {
-                product: names for product, names in by_product.items() if not names.keys().isdisjoint(selected)
-            }
-        if len(by_product) <= 1:  # nearly always
-            return frozenset(by_product)
-        # Of most products the first node is allowed, so few are looked at.
+    def _read_kinds(self, spec: PodSpec) -> frozenset[_Kind]:
+        only, kinds = self.only(spec.node_requirements), {kind: names for kind, names in self._of_kind.items() if names}
+        if only is not None:
+            kinds = {kind: names for kind, names in kinds.items() if not names.keys().isdisjoint(only)}
+        if len(kinds) <= 1:  # nearly always
+            return frozenset(kinds)
+        # Of most kinds the first node is allowed, so few are looked at.
         return frozenset(
-            product
-            for product, names in by_product.items()
-            if any((selected is None or name in selected) and self._allows(name, spec) for name in names)
+            kind
+            for kind, names in kinds.items()
+            if any((only is None or name in only) and self._is_tolerated(name, spec) for name in names)
         )
 
-    def _allows(self, name: str, spec: PodSpec) -> bool:
-        """Whether affinity and tolerations of a pod allow a node that its selector matches."""
+    def _of_term(self, term: Term) -> Collection[str]:
+        """The names of the nodes that a term admits."""
+        if not term.match_expressions and not term.match_fields:
+            return ()
+        names = reduce(and_, map(self._meeting, term.match_expressions)) if term.match_expressions else self._all()
+        for field in term.match_fields:
+            names = names.intersection(field.values) if field.operator == "In" else names
+        return [name for name in names if term.admits_name(name)] if term.match_fields else names
+
+    def _meeting(self, asked: Requirement) -> frozenset[str]:
+        """The names of the nodes whose label is as required: by its values, of which there are fewer than nodes."""
+        by_value = self._by(asked.key)
+        if asked.admits(None):
+            return self._all().difference(*(names for value, names in by_value.items() if not asked.admits(value)))
+        values = asked.values if asked.operator == "In" else by_value
+        return frozenset[str]().union(*(by_value.get(value, ()) for value in values if asked.admits(value)))
+
+    def _is_tolerated(self, name: str, spec: PodSpec) -> bool:
+        """Whether the taints of a node allow a pod: those that last."""
         node = self._records[name].node
-        if node is None:
-            return False
         # What passes, as a cordon or a node that is not ready for a moment, must not decide on the product of a job.
-        lasting = (taint for taint in node.spec.taints if not taint.key.startswith(_OF_STATE))
-        return (spec.affinity is None or admits(spec.affinity, name, node.metadata.labels)) and untolerated(
-            lasting, spec.tolerations
-        ) is None
+        lasting = (taint for taint in node.spec.taints if not taint.key.startswith(_OF_STATE)) if node else ()
+        return untolerated(lasting, spec.tolerations) is None
+
+    def kind_of(self, name: str) -> tuple[str, str] | None:
+        """The product of a node, and the model of its chips, empty if that is unknown; None without a product."""
+        record = self._records.get(name)
+        return NodeMarks.of(record).kind if record is not None else None
 
     def only_product(self, names: Iterable[str]) -> str | None:
         """The name of the product of these nodes; None if they are of several products, or of unknown ones only."""
@@ -150,9 +199,10 @@ class NodeLabels:
             found = record.product.name
         return found
 
-    def _labels(self, name: str) -> Mapping[str, str]:
-        node = self._records[name].node
-        return node.metadata.labels if node is not None else {}
+    def _all(self) -> frozenset[str]:
+        if self._every is None:
+            self._every = frozenset(name for name, record in self._records.items() if record.node is not None)
+        return self._every
 
     def _with(self, key: str, value: str) -> frozenset[str]:
         """The names of the nodes with a label."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -134,6 +134,10 @@ class SchedulingGroup(msgspec.Struct, rename="camel", frozen=True, gc=False):
         _keep(self, "pod_group_name", short(self.pod_group_name))
 
 
+NodeRequirements: TypeAlias = tuple[frozenset[tuple[str, str]], str | None]
+"""Node selector and affinity of a pod."""
+
+
 class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's spec; the name of the scheduler is kept once for all pods, to save memory.
 
@@ -185,7 +189,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
         return bool(self.node_selector) or self.affinity is not None
 
     @property
-    def node_requirements(self) -> tuple[frozenset[tuple[str, str]], str | None]:
+    def node_requirements(self) -> NodeRequirements:
         """Node selector and affinity: equal for pods with the same eligible nodes."""
         return frozenset(self.node_selector.items()), self.affinity
 

@@ -115,14 +115,15 @@ def _missing(job: Job) -> str:
 def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
     """What to do if the obstacle is not a node, as in docs/reasons.md, for this pod."""
     job = allocator.job_of(pod)
-    labels = printable(",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items())))
+    selector = printable(",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items())))
+    labels, what = (selector, "node selector") if selector else ("what that requires", "required node affinity")
     cures = {
         Reason.GANG_INCOMPLETE: _missing(job),
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
         Reason.PRODUCT_NOT_NAMED: (
             f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"
         ),
-        Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
+        Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's {what}",
     }
     found = {waiting.reason, *(group.reason for group in waiting.groups)}
     return tuple(cure for reason, cure in cures.items() if reason in found)

@@ -115,6 +115,17 @@ def selecting(each: Pod, labels: Mapping[str, str]) -> Pod:
     return replace(each, spec=replace(each.spec, node_selector=dict(labels)))
 
 
+def requiring(each: Pod, *terms: Mapping[str, object]) -> Pod:
+    """The pod with a required node affinity of these terms, which are alternatives."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return replace(each, spec=replace(each.spec, affinity={"nodeAffinity": required}))
+
+
+def term(key: str, operator: str, *values: str, field: str = "matchExpressions") -> dict[str, object]:
+    """A term of a node affinity with one requirement."""
+    return {field: [{"key": key, "operator": operator, "values": list(values)}]}
+
+
 def pod_group(minimum: int | None = None, *, name: str = "train") -> PodGroup:
     """A PodGroup with this ``minMember``; None for one without a spec."""
     metadata = Metadata(name=name, namespace="default")

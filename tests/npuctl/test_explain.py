@@ -57,6 +57,15 @@ def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each["kind"], each["node"], tuple(each["targets"])) for each in answer["remedies"]]
 
 
+def in_zone(name: str) -> Json:
+    """A pod whose node affinity no node here satisfies."""
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    made = pod(name, 8)
+    made["spec"]["affinity"] = {"nodeAffinity": required}
+    return made
+
+
 def gated_member(name: str, group: str) -> Json:
     manifest = member(name, group)
     manifest["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
@@ -220,8 +229,13 @@ def test_a_request_that_fits_no_server_has_no_remedy(tmp_path: Path) -> None:
             "NodeSelectorMismatch",
             "label a node that has room with rack=1,zone=a, or change the pod's node selector",
         ),
+        (
+            [node("n1"), in_zone("train")],
+            "NodeSelectorMismatch",
+            "label a node that has room with what that requires, or change the pod's required node affinity",
+        ),
     ],
-    ids=["pods", "pod", "gated", "pods-and-gated", "group", "product", "selector"],
+    ids=["pods", "pod", "gated", "pods-and-gated", "group", "product", "selector", "affinity"],
 )
 def test_an_obstacle_outside_the_nodes_gets_advice(
     objects: list[Json], reason: str, advice: str, tmp_path: Path

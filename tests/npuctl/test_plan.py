@@ -346,7 +346,9 @@ def test_a_waiting_gang_names_the_nodes_its_selector_excludes(npuctl: Npuctl) ->
     refused = "only 1 fits at once; beside it, for another one (8 chips) the nodes refuse: 1 NotEnoughChips"
     assert refused in pending[0]["message"]
     (first, _) = npuctl.plan(node("n1"), *members, pod_group("train", 2))["pending"]
-    assert first["message"].endswith("none fits; for the first one (8 chips) no node matches its node selector")
+    assert first["message"].endswith(
+        "none fits; for the first one (8 chips) no node matches its node selector and affinity"
+    )
     (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
     assert {why["reason"] for why in early["nodes"].values()} == {"GangIncomplete"}
 

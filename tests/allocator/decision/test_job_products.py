@@ -16,7 +16,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod, Taint
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, selecting
+from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, requiring, selecting
 
 A, B, CARD, MESH = {TYPE: "module"}, {TYPE: "module-910b-8"}, {TYPE: "card"}, {TYPE: "chip4-node8"}
 X, Y = {"pool": "x"}, {"pool": "y"}
@@ -74,13 +74,6 @@ def test_a_selector_whose_nodes_are_of_one_product_names_it(minimum: int) -> Non
     assert placed(world, *pods) == ["b1", "b2"]
 
 
-def requiring(made: Pod, *expressions: dict[str, object]) -> Pod:
-    """A pod with a required node affinity of one term."""
-    required = {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    return structs.replace(made, spec=structs.replace(made.spec, affinity=affinity))
-
-
 @pytest.mark.parametrize("minimum", [1, 2])
 @pytest.mark.parametrize(
     "expression",
@@ -97,7 +90,7 @@ def requiring(made: Pod, *expressions: dict[str, object]) -> Pod:
 def test_a_required_node_affinity_names_the_product_of_its_nodes(minimum: int, expression: dict[str, object]) -> None:
     a, b = A | X | {"slow": "", "year": "2020"}, B | Y | {"fast": "", "year": "2024"}
     world = world_of(a=a, b1=b, b2=b)
-    pods = [requiring(peer(number, minimum=minimum), expression) for number in range(2)]
+    pods = [requiring(peer(number, minimum=minimum), {"matchExpressions": [expression]}) for number in range(2)]
     assert placed(world, *pods) == ["b1", "b2"]
 
 

@@ -73,8 +73,8 @@ def test_a_refusal_counts_what_larger_peers_take() -> None:
 @pytest.mark.parametrize(
     ("elsewhere", "sentence"),
     [
-        (1, "one of them fits on no node; for this one (8 chips) no node matches its node selector"),
-        (2, "of 2 equal ones none fits; for the first one (8 chips) no node matches its node selector"),
+        (1, "one of them fits on no node; for this one (8 chips) no node matches its node selector and affinity"),
+        (2, "of 2 equal ones none fits; for the first one (8 chips) no node matches its node selector and affinity"),
     ],
 )
 def test_a_refusal_is_not_said_of_the_pods_that_fit(elsewhere: int, sentence: str) -> None:

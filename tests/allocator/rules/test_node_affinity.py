@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.rules.node_constraints import admits
+from tests.allocator.builders import term
 
 LABELS = {"pool": "x", "year": "2024"}
 
@@ -14,10 +15,6 @@ def affinity(*terms: Any) -> str:
     return json.dumps(
         {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     )
-
-
-def term(key: str, operator: str, *values: str, field: str = "matchExpressions") -> dict[str, Any]:
-    return {field: [{"key": key, "operator": operator, "values": list(values)}]}
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ def test_nodes_are_found_by_their_current_labels() -> None:
     world = World()
     world.add(*(node(f"n{number}", labels={"pool": "ab"[number % 2], "zone": "east"}) for number in range(4)))
     pools = world.cluster.labels
-    assert pools.select({}) == {"n0", "n1", "n2", "n3"}
-    assert pools.select({"pool": "a", "zone": "east"}) == {"n0", "n2"}
-    assert pools.select({"pool": "a", "zone": "west"}) == set()
+    assert pools.admitting(PodSpec()) == {"n0", "n1", "n2", "n3"}
+    assert pools.admitting(PodSpec(node_selector={"pool": "a", "zone": "east"})) == {"n0", "n2"}
+    assert pools.admitting(PodSpec(node_selector={"pool": "a", "zone": "west"})) == set()
     world.add(node("n1", labels={"pool": "a", "zone": "west"}))
-    assert pools.select({"pool": "a", "zone": "west"}) == {"n1"}
+    assert pools.admitting(PodSpec(node_selector={"pool": "a", "zone": "west"})) == {"n1"}
     world.cluster.node_deleted(node("n1", labels={"pool": "a", "zone": "west"}))
-    assert pools.select({"pool": "a"}) == {"n0", "n2"}
+    assert pools.admitting(PodSpec(node_selector={"pool": "a"})) == {"n0", "n2"}
 
 
 labels = st.fixed_dictionaries(
@@ -63,7 +63,7 @@ def test_whatever_was_asked_before_the_answer_is_that_of_the_present_nodes(
         else:
             world.add(node(name, labels=given_labels, chips=range(4 if "half" in given_labels.values() else 8)))
         if selector is not None:
-            found.select(selector)
+            found.admitting(PodSpec(node_selector=selector))
             found.products(PodSpec(node_selector=selector))
     fresh = {name: record for name, record in world.cluster.nodes.items() if record.node is not None}
     for asked in SELECTORS:
@@ -73,5 +73,5 @@ def test_whatever_was_asked_before_the_answer_is_that_of_the_present_nodes(
             if record.node is not None and asked.items() <= record.node.metadata.labels.items()
         }
         products = {product.name for name in names if (product := fresh[name].product) is not None}
-        assert found.select(asked) == names
+        assert found.admitting(PodSpec(node_selector=asked)) == names
         assert found.products(PodSpec(node_selector=asked)) == products
