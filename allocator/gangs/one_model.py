@@ -54,7 +54,7 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
 
 
 def known_models(gang: GangRequest, index: NodeIndex) -> Steps[dict[Products, Counter[str]]]:
-    """The models of chips for the members that stay on one, by their products, each model with its healthy chips."""
+    """Count the healthy chips of each model, by the products of the members that stay on one."""
     found = {member.request.products: Counter[str]() for member in gang.members if stays_on_one(member)}
     if found:
         is_common = all(member.candidates is None for member in gang.members)
@@ -79,7 +79,7 @@ def stays_on_one(member: Member) -> bool:
 
 
 def has_to_stay(pod: Pod, job: Job, products: Products, labels: NodeLabels) -> bool:
-    """The same of a pod of a gang: not if it may have any model, or what it requires of nodes leaves only one."""
+    """Whether a pod of a gang has a choice of models, and no permission to have any."""
     return not job.mixes_models(pod) and len(labels.models(pod.spec, products)) > 1
 
 

@@ -168,7 +168,7 @@ class NodeLabels:
         return [name for name in names if term.admits_name(name)] if term.match_fields else names
 
     def _meeting(self, asked: Requirement) -> frozenset[str]:
-        """The names of the nodes whose label is as required: by its values, of which there are fewer than nodes."""
+        """The names of the nodes with a label as required: found by values, as these are fewer than nodes."""
         by_value = self._by(asked.key)
         if asked.admits(None):
             return self._all().difference(*(names for value, names in by_value.items() if not asked.admits(value)))
