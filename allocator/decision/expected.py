@@ -30,7 +30,7 @@ from ascend.turn import Steps, Turn, at_once
 _TRIES: Final = 3
 """After so many times that nodes have changed meanwhile, all is done at once."""
 _STEP: Final = 32
-"""After so many seats there may be a pause."""
+"""After so many seats or nodes there may be a pause."""
 
 
 class _Expected(NamedTuple):
@@ -129,7 +129,7 @@ class ExpectedPods:
         for alike in kinds.values():
             pod, room = alike[0], 0
             request = self._engine.request_of(pod)
-            for name in self._candidates(pod):
+            for name in await turn.share_between(self._candidates(pod)):
                 await turn.share()
                 if (record := self._cluster.nodes.get(name)) is not None and room < len(alike):
                     gone = {*record.holdings, *self._ledger.on(name)}
@@ -169,7 +169,7 @@ class ExpectedPods:
             for rank, pod in job.by_rank():
                 spec = pod.spec.node_requirements, pod.spec.tolerations
                 if spec not in of_spec:
-                    names = frozenset(self._candidates(pod))
+                    names = frozenset((yield from self._candidates(pod)))
                     of_spec[spec] = names if len(names) < len(cluster.index.entries) else None
                 members.append(Member(pod.uid, pod.key, rank, reader.read(pod).chips, of_spec[spec]))
                 yield
@@ -231,10 +231,15 @@ class ExpectedPods:
             self._ledger.reserve_ahead(pods.plan, some, ttl_s=ttl_s)
         return True
 
-    def _candidates(self, pod: Pod) -> list[str]:
+    def _candidates(self, pod: Pod) -> Steps[list[str]]:
         """The nodes that a pod's scheduler would offer, as far as selector, affinity and taints say."""
-        names = self._cluster.labels.admitting(pod.spec)
-        return [name for name in names if not self._is_repelled(pod, name)]
+        found = []
+        for number, name in enumerate(list(self._cluster.nodes), start=1):
+            if self._cluster.labels.admits(name, pod.spec) and not self._is_repelled(pod, name):
+                found.append(name)
+            if not number % _STEP:
+                yield
+        return found
 
     def _is_repelled(self, pod: Pod, name: str) -> bool:
         record = self._cluster.nodes.get(name)

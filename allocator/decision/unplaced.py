@@ -15,7 +15,7 @@ from allocator.rules.summary import sum_up_nodes
 from allocator.state.cluster import Cluster
 from ascend.errors import Refusal
 from ascend.grammar import count
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, PodSpec
 from ascend.reasons import Category, Reason
 from ascend.turn import Steps, Turn
 
@@ -40,24 +40,24 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
         Refusal: the pod's request is invalid on every node.
     """
     filtered = yield from engine.filtering(pod, None, seat)
-    selector = pod.spec.node_selector
     if not pod.spec.restricts_nodes:
         return filtered
-    selected, refused = cluster.labels.admitting(pod.spec), dict(filtered.refused)
-    mismatches = dict[tuple[str | None, ...], Refusal]()  # thousands of nodes have the same labels of the selector
-    for number, name in enumerate(list(cluster.nodes), start=1):
+    mismatch = _Mismatches(cluster, pod.spec).of
+    fitting, refused = list[str](), filtered.refused
+    for number, (name, refusal) in enumerate(refused.items(), start=1):
         if not number % _STEP:
             yield
-        record = cluster.nodes.get(name)
-        if name in selected or record is None or (name in refused and refused[name].reason.category in _STRONGER):
-            continue
-        labels = record.node.metadata.labels if record.node is not None else {}
-        values = tuple(map(labels.get, selector))
-        if values not in mismatches:
-            mismatches[values] = _mismatch(selector, labels)
-        refused[name] = mismatches[values]
+        if refusal.reason.category not in _STRONGER and (excluded := mismatch(name)) is not None:
+            refused[name] = excluded  # another value leaves the order as it is
+    for number, name in enumerate(filtered.fitting, start=1):
+        if not number % _STEP:
+            yield
+        if (excluded := mismatch(name)) is None:
+            fitting.append(name)
+        else:
+            refused[name] = excluded
     yield
-    return Filtered([name for name in filtered.fitting if name in selected], refused)
+    return Filtered(fitting, refused)
 
 
 async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered | Refusal:
@@ -93,6 +93,26 @@ def why_unplaced(engine: DecisionEngine, pod: Pod, judged: Filtered | Refusal) -
     where = "for its gang" if gang is not None else f"on {count(len(judged.fitting), 'node')}"
     message = f"pod {pod.key}: {requested_what(pod)} can be had {where}, but {why}"
     return Refusal(Reason.REFUSED_BY_SCHEDULER, message)
+
+
+class _Mismatches:
+    """Why selector and affinity exclude nodes: thousands have the same labels of the selector, and share it."""
+
+    def __init__(self, cluster: Cluster, spec: PodSpec) -> None:
+        self._cluster = cluster
+        self._spec = spec
+        self._known: dict[tuple[str | None, ...], Refusal] = {}
+
+    def of(self, name: str) -> Refusal | None:
+        """Why they exclude a node; None if they don't."""
+        if self._cluster.labels.admits(name, self._spec):
+            return None
+        record = self._cluster.nodes.get(name)
+        labels = record.node.metadata.labels if record is not None and record.node is not None else {}
+        values = tuple(map(labels.get, self._spec.node_selector))
+        if values not in self._known:
+            self._known[values] = _mismatch(self._spec.node_selector, labels)
+        return self._known[values]
 
 
 def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import and_
 from typing import Final, NamedTuple, TypeAlias
 
-from allocator.rules.node_constraints import Requirement, Term, required_terms, untolerated
+from allocator.rules.node_constraints import Requirement, Term, admits, required_terms, untolerated
 from allocator.state.node import NodeRecord
 from ascend.kube.objects import NodeRequirements, PodSpec, Taint
 from ascend.products import Product
@@ -105,6 +105,16 @@ class NodeLabels:
                 if (value := after.get(key)) is not None:
                     self._selected.pop((key, value), None)
                     names.setdefault(value, set()).add(name)
+
+    def admits(self, name: str, spec: PodSpec) -> bool:
+        """Whether a node exists that matches the node selector and the required node affinity of a pod."""
+        record = self._records.get(name)
+        if record is None or record.node is None:
+            return False
+        labels = record.node.metadata.labels
+        return all(labels.get(key) == value for key, value in spec.node_selector.items()) and (
+            spec.affinity is None or admits(spec.affinity, name, labels)
+        )
 
     def admitting(self, spec: PodSpec) -> frozenset[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
