@@ -16,6 +16,7 @@ from tests.cluster.errors import ClusterError
 
 _LOG_TAIL_BYTES: Final = 4000
 _POLL_S: Final = 0.03
+_LATE: Final = 0.1
 # The inherited variables. Those of debuggers and coverage tools must not reach other programs.
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "GOMAXPROCS")
 
@@ -211,12 +212,17 @@ def wait_until(
     Raises:
         ClusterError: it did not become true in time.
     """
-    deadline = time.monotonic() + timeout_s
+    begin_s = time.monotonic()
     while not condition():
         unless()
-        if time.monotonic() > deadline:
+        if time.monotonic() > begin_s + timeout_s:
             raise ClusterError(f"timed out after {timeout_s:g} s waiting until {what}{tail()}")
-        time.sleep(_POLL_S)
+        time.sleep(pause_s(begin_s))
+
+
+def pause_s(begin_s: float) -> float:
+    """Seconds until the next poll of a wait: a long one is polled less often, as polls take CPU from what it awaits."""
+    return max(_POLL_S, _LATE * (time.monotonic() - begin_s))
 
 
 def _is_stopped(pid: int) -> bool:

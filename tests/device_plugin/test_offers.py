@@ -60,8 +60,8 @@ def sites(draw: st.DrawFn) -> Site:
     running = used & draw(st.integers(0, (1 << CHIPS) - 1))
     vnpus = {}
     for device_type, known in numbers.items():
-        held = chip_set(each for each in range(known.bit_length()) if known >> each & 1 and draw(st.booleans()))
-        runs = chip_set(each for each in range(held.bit_length()) if held >> each & 1 and draw(st.booleans()))
+        held = chip_set(number for number in chip_ids(known) if draw(st.booleans()))
+        runs = chip_set(number for number in chip_ids(held) if draw(st.booleans()))
         given_out = runs & draw(st.sampled_from((runs, 0)))
         vnpus[device_type] = Vnpus(book.vnpus.get(device_type, 0), held, runs, given_out)
     snapshot = book.judge(Moment(6, 0), used=used, running=running, vnpus=vnpus)

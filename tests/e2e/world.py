@@ -26,6 +26,7 @@ from device_plugin.device_types import type_of
 from tests.allocator.authority import Authority
 from tests.bench.fake_cluster import fake_node
 from tests.cluster.api import free_ports
+from tests.cluster.processes import pause_s
 from tests.e2e.node import WorldNode
 from tests.e2e.programs import BIN, Program, allocator_command, is_live
 from tests.e2e.proxy import ApiProxy
@@ -258,12 +259,12 @@ class World(ABC):
         Raises:
             AssertionError: it did not in time.
         """
-        deadline_s = time.monotonic() + within_s
+        begin_s = time.monotonic()
         while True:
             if found := await check():
                 return found
-            assert time.monotonic() < deadline_s, f"timed out after {within_s:.0f} s waiting until {what}"
-            await asyncio.sleep(0.03)
+            assert time.monotonic() < begin_s + within_s, f"timed out after {within_s:.0f} s waiting until {what}"
+            await asyncio.sleep(pause_s(begin_s))
 
     async def all_ready(self) -> None:
         """Wait until both programs are ready and all chips are allocatable."""

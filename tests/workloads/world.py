@@ -25,6 +25,7 @@ from tests.cluster import controllers
 from tests.cluster.api import HTTPError, collection
 from tests.cluster.cluster import Cluster
 from tests.cluster.controller_manager import WORKLOADS, start_controller_manager
+from tests.cluster.processes import pause_s
 
 R = TypeVar("R")
 
@@ -223,16 +224,16 @@ class Workloads:
         Raises:
             AssertionError: it did not in time; the text has the pods, and the nodes as the allocator sees them.
         """
-        deadline_s = time.monotonic() + TIMEOUT_S
+        begin_s = time.monotonic()
         while True:
             if found := await check():
                 return found
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > begin_s + TIMEOUT_S:
                 pods = [(pod.name, pod.spec.node_name, _message(pod)) for pod in await self.pods()]
                 raise AssertionError(
                     f"timed out after {TIMEOUT_S:.0f} s waiting until {what}; the pods: {pods}; {self._allocators_view}"
                 )
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_s(begin_s))
 
     @property
     def _allocators_view(self) -> str:

@@ -132,7 +132,8 @@ class Simulation:
             self._nominate()
             self._admit_thieves()
             for _ in range(self.cycles):
-                self._schedule_next()
+                if not self._schedule_next():
+                    break
                 for _ in range(2):  # the Binding is asked for before the next pod is refused
                     await asyncio.sleep(0)
             if self.now_s % 1 == 0:
@@ -206,15 +207,20 @@ class Simulation:
         posted = self.rig.server.pods.get(self.demands[uid].pod.name)
         return posted is not None and bool(posted.spec.node_name)
 
-    def _schedule_next(self) -> None:
+    def _schedule_next(self) -> bool:
+        """Run a scheduling cycle, if a pod is to be tried now."""
         now_s = self.rig.world.now_s
         active = [each for each in self.queue.values() if not each.needs_event]
         ready = [each for each in active if each.due_s <= now_s]
         if not ready and self.cycles > 1 and self.is_eager:
             ready = [each for each in active if not each.has_failed and each.tried_s < now_s]
         if not ready:
-            return
-        entry = min(ready, key=lambda each: each.due_s)
+            return False
+        self._schedule(min(ready, key=lambda entry: entry.due_s))
+        return True
+
+    def _schedule(self, entry: Entry) -> None:
+        now_s = self.rig.world.now_s
         entry.tried_s = now_s
         each = self.rig.world.cluster.pods.get(entry.demand.pod.uid, entry.demand.pod)
         first = self.nominated.get(each.uid, "")
