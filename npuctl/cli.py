@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE, programs_extra
+from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE, PAGE, programs_extra
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.options import Verb, connecting, names_of, reading
@@ -29,7 +29,7 @@ _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decide
 
 _ORDER: Final = (
     *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif"),
-    *("chip", "kueue", "doctor", "selftest", "completion"),
+    *("web", "chip", "kueue", "doctor", "selftest", "completion"),
 )
 """The verbs in the help: what most people ask first comes first."""
 
@@ -495,6 +495,40 @@ def whatif(
 
     changes = WhatIfChanges(drain or (), lose or (), add or (), end or (), priority or ())
     return asyncio.run(run_whatif(source, changes, output))
+
+
+@app.command(cls=Verb)
+@reading
+def web(
+    *,
+    source: "Source",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0: any free one.")] = 8090,
+    unsafe_address: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Listen on this address: whoever reaches it sees all that you may read.",
+            show_default="127.0.0.1",
+        ),
+    ] = "",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Also answer browsers that ask for this host, as behind a proxy with a login."
+        ),
+    ] = None,
+) -> int:
+    """Serve a page of the chips, the queue, and why jobs wait.
+
+    On 127.0.0.1, with your rights in the cluster, and without any that write. Ctrl-C ends it.
+    """
+    with programs_extra("npuctl web", "web", PAGE):
+        from npuctl.web.command import ADDRESS, ServedAt, run_web
+
+    at = ServedAt(unsafe_address or ADDRESS, port, tuple(allowed_host or ()))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run_web(source, at))
+    return 0
 
 
 chip = typer.Typer(

@@ -21,6 +21,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "capacity": ("npuctl capacity", "npuctl capacity --product 910B-8 --chips 4"),
     "plan": ("npuctl plan -f job.yaml --cluster", "npuctl plan -f cluster.json -f job.yaml"),
     "whatif": ("npuctl whatif --drain node-a", "npuctl whatif --add node-a=10 --end research/train"),
+    "web": ("npuctl web", "npuctl web --port 9000 -f cluster.json"),
     "cordon": ("npuctl chip cordon node-a 3 --reason 'its fan is loud'",),
     "uncordon": ("npuctl chip uncordon node-a 3",),
     "kueue": ("npuctl kueue > kueue.yaml   # for kubectl apply --server-side -f kueue.yaml", "npuctl kueue --servers"),

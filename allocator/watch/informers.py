@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -85,6 +85,12 @@ class Informers:
         ages = [informer.age_s for informer in self._informers.values()]
         return max((age for age in ages if age is not None), default=None) if None not in ages else None
 
+    @property
+    def objects(self) -> dict[str, Mapping[str, Any]]:
+        """The copies by name of their kind; a kind that is not served is missing."""
+        copies = {name: informer.objects for name, informer in self._informers.items()}
+        return {name: copy for name, copy in copies.items() if copy is not None}
+
     async def run(self) -> None:
         """Keep the cluster current until cancelled."""
         self._cluster.begin()
@@ -139,6 +145,11 @@ class OptionalInformer:
         if self._reflector is not None:
             return self._reflector.age_s
         return 0.0 if self.synced.is_set() else None
+
+    @property
+    def objects(self) -> Mapping[str, Any] | None:
+        """The copy; None while the kind is not served."""
+        return self._reflector.objects if self._reflector is not None else None
 
     async def run(self) -> None:
         """Watch the kind whenever it is served, until cancelled."""

@@ -1,6 +1,6 @@
 """Carries out ``npuctl plan``."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
@@ -10,7 +10,7 @@ from ascend.errors import InvalidValue
 from ascend.grammar import some
 from npuctl.output import EXIT_NO_PLACE, Output, show, warn
 from npuctl.plan.layout import render
-from npuctl.plan.placement import Planning
+from npuctl.plan.placement import PlacementPlan, Planning
 from npuctl.plan.rescheduling import reschedule
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifest import Manifest
@@ -43,33 +43,61 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, pods: boo
     reading = source.read_files() if source.files else ManifestReading()
     live = await source.read_cluster() if cluster else ClusterObjects()
     there = {pod.key for pod in live.pods}
-    new, known = _sort_out(reading.unsubmitted, live)
-    if known := [*known, *(f"Pod {pod.key}" for pod in reading.objects.pods if pod.key in there)]:
-        warn(f"in the cluster already, so not planned again: {some(known)}")
-    expansion = expand(new, live.with_new(reading.objects) if cluster else reading.objects)
-    # What was not submitted yet is planned as if it was admitted.
-    objects = expansion.objects.without_gates(lambda pod: pod.uid == pod.key)
-    if gated := [pod.key for pod in objects.pods if pod.requests_chips and pod.is_gated]:
-        warn(f"not planned, because of scheduling gates: {some(gated)}")
-    planning = Planning(objects, source.settings, source.now_ns, candidates=candidates)
-    rescheduled = await reschedule(planning, source.settings, held=warn) if source.settings.reschedules else ()
-    plan = structs.replace(await planning.rest(), rescheduled=rescheduled)
-    of_cluster = there if source.files else set()
-    unplanned = [told for told in plan.unplanned if f"{told.namespace}/{told.name}" not in of_cluster]
-    plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
-    if skipped := reading.ignored - expansion.kinds:
-        warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
-    for sentence in expansion.misplaced:
-        warn(sentence)
-    if expansion.existing:
-        warn(f"the pods of {some(expansion.existing)} exist already, so no others are planned")
-    if expansion.without_chips:
-        warn(f"the pods of {some(expansion.without_chips)} request no chips")
+    plan = await plan_into(live, reading, source, merge=cluster, candidates=candidates, say=warn)
     show(plan, output, lambda: render(plan, every_pod=pods))
     if plan.unplanned:
         return EXIT_USAGE
+    of_cluster = there if source.files else set()
     waits = any(f"{pod.namespace}/{pod.name}" not in of_cluster for pod in plan.pending)
     return EXIT_NO_PLACE if waits else 0
+
+
+async def plan_into(
+    live: ClusterObjects,
+    reading: ManifestReading,
+    source: Source,
+    *,
+    merge: bool = True,
+    candidates: bool = False,
+    say: Callable[[str], None],
+) -> PlacementPlan:
+    """Plan the objects of files into a cluster.
+
+    Args:
+        live: the objects of the cluster.
+        reading: what the files have.
+        source: the settings and the time.
+        merge: the files are not all there is.
+        candidates: also list every node that each pod fits on.
+        say: called with a sentence on what is not planned, or has no effect.
+
+    Raises:
+        InvalidValue: a workload is invalid.
+    """
+    there = {pod.key for pod in live.pods}
+    new, known = _sort_out(reading.unsubmitted, live)
+    if known := [*known, *(f"Pod {pod.key}" for pod in reading.objects.pods if pod.key in there)]:
+        say(f"in the cluster already, so not planned again: {some(known)}")
+    expansion = expand(new, live.with_new(reading.objects) if merge else reading.objects)
+    # What was not submitted yet is planned as if it was admitted.
+    objects = expansion.objects.without_gates(lambda pod: pod.uid == pod.key)
+    if gated := [pod.key for pod in objects.pods if pod.requests_chips and pod.is_gated]:
+        say(f"not planned, because of scheduling gates: {some(gated)}")
+    planning = Planning(objects, source.settings, source.now_ns, candidates=candidates)
+    rescheduled = await reschedule(planning, source.settings, held=say) if source.settings.reschedules else ()
+    plan = structs.replace(await planning.rest(), rescheduled=rescheduled)
+    of_cluster = there if reading.manifests else set()
+    unplanned = [told for told in plan.unplanned if f"{told.namespace}/{told.name}" not in of_cluster]
+    plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
+    if skipped := reading.ignored - expansion.kinds:
+        say(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
+    for sentence in expansion.misplaced:
+        say(sentence)
+    if expansion.existing:
+        say(f"the pods of {some(expansion.existing)} exist already, so no others are planned")
+    if expansion.without_chips:
+        say(f"the pods of {some(expansion.without_chips)} request no chips")
+    return plan
 
 
 def _sort_out(given: Iterable[Manifest], live: ClusterObjects) -> tuple[list[Manifest], list[str]]:

@@ -97,7 +97,7 @@ class _Entries:
                 str(entry.position),
                 entry.job,
                 str(entry.priority),
-                _requests(entry),
+                requests(entry),
                 str(entry.chips),
                 age(entry.since, self._now_ns),
                 Text(next_of(entry), style=_STYLES.get(entry.next, "yellow" if entry.starting else "")),
@@ -115,7 +115,7 @@ def why(entry: QueueEntry) -> str:
     return f"{entry.reason}: {entry.message.removeprefix(f'pod {entry.namespace}/{first.name}: ')}"
 
 
-def _requests(entry: QueueEntry) -> str:
+def requests(entry: QueueEntry) -> str:
     """What its pods request, as in ``4 x 8 chips``."""
     alike = [what if number == 1 else f"{number} x {what}" for what, number in entry.requests.items()]
     return alike[0] if len(alike) == 1 else f"{count(len(entry.pods), 'pod')}: {', '.join(alike)}"

@@ -9,7 +9,7 @@ decodes them; only an item that is not as the API server writes it is normalized
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any, Final
@@ -60,7 +60,9 @@ class ManifestReading:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestReading:
+def read_manifests(
+    files: Iterable[str], *, strict: bool = True, documents: Callable[[str], Iterator[object]] = read_documents
+) -> ManifestReading:
     """Read files; ``-`` is standard input.
 
     The files are taken to have all pod groups of the cluster, so a pod that names another one waits for it.
@@ -68,6 +70,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
     Args:
         files: the files.
         strict: an invalid PodGroup is an error; otherwise it is skipped with a warning, as by the allocator.
+        documents: yields the documents of a file.
 
     Raises:
         InvalidValue: an object is invalid; the message has file, document number and field.
@@ -85,7 +88,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
     owners: dict[str, str] = {}
     generated: Counter[tuple[str, str]] = Counter()
     for file in files:
-        for number, document in enumerate(read_documents(file), start=1):
+        for number, document in enumerate(documents(file), start=1):
             for manifest in _manifests(Origin(file, number), document, generated):
                 origin, version = manifest.origin, manifest.version
                 manifests.append(manifest)

@@ -161,6 +161,11 @@ class NodeView(msgspec.Struct, frozen=True):
         return sum(found) if found else None
 
     @property
+    def is_npu(self) -> bool:
+        """Whether it is a node with NPUs."""
+        return self.reason is None or self.reason.category is not Category.NOT_NPU
+
+    @property
     def is_broken_up(self) -> bool:
         """Whether it can be used, and some of its chips are free, but not all."""
         return self.reason is None and 0 < self.free < len(self.chips)
@@ -176,10 +181,10 @@ def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list
         if pod.spec.node_name and pod.is_live and pod.requests_chips:
             jobs.setdefault(pod.spec.node_name, {})[pod.key] = str(allocator.job_of(pod).key)
     views = [
-        _view(record, reports.get(name), jobs.get(name, {}), cordons.get(name, {}))
+        node_view(record, reports.get(name), jobs.get(name, {}), cordons.get(name, {}))
         for name, record in sorted(allocator.cluster.nodes.items())
     ]
-    return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
+    return [view for view in views if view.is_npu]
 
 
 def _as_usable(node: Node) -> Node:
@@ -194,9 +199,10 @@ def _as_usable(node: Node) -> Node:
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
 
 
-def _view(
+def node_view(
     record: NodeRecord, report: DeviceReport | None, jobs: dict[str, str], cordons: Mapping[int, Cordon]
 ) -> NodeView:
+    """Return a node as an allocator reads it; ``report`` is valid, and ``jobs`` has the job of each pod there."""
     offer = record.offer
     closed = _closed(offer)
     reason, message = (closed.reason, closed.message) if closed is not None else (None, None)

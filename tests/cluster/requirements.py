@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "unshare": "util-linux",
     "mount": "mount",
     "promtool": "prometheus",
+    "chromium": "chromium",
 }
 _CONTROLLERS: Final = ("cpu", "cpuset", "memory", "pids")
 _PREPARE: Final = "run `python -m tests.cluster prepare`"

@@ -28,6 +28,7 @@ VERBS = [
     "selftest",
     "topo",
     "usage",
+    "web",
     "whatif",
     ":4",
 ]
