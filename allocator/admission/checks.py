@@ -334,7 +334,7 @@ class AdmissionChecks:
         delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
         answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}
         # Releases of Kueue without that field have the time in its own state.
-        await self._write(workload, names, answer, requeueState={"requeueAt": self._time(delay_s)})
+        await self._write(workload, names, answer, requeueState=self._requeue(workload, delay_s))
         if (seen := self._workloads.get(workload.uid)) is not None:  # by now without its quota, or gone
             self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision)
         self._answered("Retry")
@@ -377,7 +377,7 @@ class AdmissionChecks:
         if not fits or self._delays.get(workload.uid) is not delay or delay.workload is not workload:
             return
         delay.since_s = self._monotonic()
-        await self._patch(workload, {"requeueState": {"requeueAt": self._time()}})
+        await self._patch(workload, {"requeueState": self._requeue(workload)})
         log.info("a workload may fit now", workload=workload.key)
 
     async def _fits(self, workload: Workload) -> bool:
@@ -392,6 +392,14 @@ class AdmissionChecks:
         body: JsonObject = {"metadata": metadata, "status": status}
         namespace = workload.metadata.namespace
         await self._client.patch(self._kinds.workloads, workload.name, body, namespace=namespace, subresource="status")
+
+    def _requeue(self, workload: Workload, in_s: float = 0.0) -> JsonObject:
+        """The state of a delay that ends then.
+
+        With the count, even of 0: Kueue to 0.16 removes the time when the delay is over, and an empty state is invalid.
+        """
+        state = workload.status.requeue_state
+        return {"requeueAt": self._time(in_s), "count": state.count if state is not None else 0}
 
     def _time(self, in_s: float = 0.0) -> str:
         return datetime.fromtimestamp(int(self._now_s() + in_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

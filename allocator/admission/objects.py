@@ -140,9 +140,10 @@ class WorkloadSpec(msgspec.Struct, rename="camel", frozen=True):
 
 
 class RequeueState(msgspec.Struct, rename="camel", frozen=True):
-    """The delay of a workload that has lost its quota."""
+    """The delay of a workload that has lost its quota, and how often Kueue has counted such a delay."""
 
     requeue_at: datetime | None = None
+    count: int = 0
 
 
 class WorkloadStatus(msgspec.Struct, rename="camel", frozen=True):

@@ -231,6 +231,24 @@ async def test_nothing_is_written_about_a_delay_that_is_over(tmp_path: Path, mon
         assert [sorted(status) for status in written] == [["admissionChecks", "requeueState"], ["requeueState"]]
 
 
+@pytest.mark.parametrize("state", [{}, {"count": 3}])
+async def test_the_count_of_requeues_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Json) -> None:
+    # Kueue to 0.16 leaves an invalid status, and the workload for ever, if no count is there when it removes the time.
+    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job", requeueState=state)
+        await kueue.answer("job")
+        refused = (await kueue.status("job"))["requeueState"]
+        await kueue.withdraw("job")
+        await allocator.node("n0")
+        await kueue.delay_ended("job", refused["requeueAt"])
+        ended = (await kueue.status("job"))["requeueState"]
+        assert refused["count"] == ended["count"] == state.get("count", 0)
+
+
 @pytest.mark.parametrize(("retry_count", "next_s"), [(None, 120), (3, 480)])
 async def test_a_delay_of_an_earlier_leader_ends_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_count: int | None, next_s: int
