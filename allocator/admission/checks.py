@@ -59,6 +59,12 @@ MOST_LOOKS: Final = 16
 """How many of them: those that were looked at least recently."""
 
 
+DELAYS_EVICTIONS: Final = "v1beta2"
+"""Kueue with this version puts off the eviction of a workload with a delay until that is over, and so its quota stays
+reserved (0.17: pkg/controller/core/workload_controller.go, "Waiting for backoff"): there the delay is written once the
+workload is evicted, before Kueue queues it again."""
+
+
 class _Delay(msgspec.Struct):
     """A workload that was refused.
 
@@ -67,12 +73,14 @@ class _Delay(msgspec.Struct):
         tries: how often it was refused.
         since_s: when it was last.
         revision: the changes of nodes that were considered.
+        owed_s: the delay that is not written yet.
     """
 
     workload: Workload
     tries: int = 0
     since_s: float = 0.0
     revision: int = -1
+    owed_s: float = 0.0
 
     @property
     def precedence(self) -> tuple[int, str]:
@@ -171,6 +179,8 @@ class AdmissionChecks:
         for uid in tuple(self._kept):
             if (workload := self._workloads.get(uid)) is not None and self._is_asked(workload):
                 self._due.setdefault(uid, 0.0)  # its seats have expired, or a node of them has failed
+        for delay in [delay for delay in self._delays.values() if delay.owed_s and not delay.workload.has_reservation]:
+            await self._attempt(delay.workload.key, self._begin_delay(delay))
         for uid in [uid for uid, due_s in self._due.items() if due_s <= now_s]:
             self._due.pop(uid, None)
             workload = self._workloads.get(uid)
@@ -227,6 +237,8 @@ class AdmissionChecks:
             self._release(uid)  # the quota was withdrawn
             if (delay := self._delays.get(uid)) is not None:
                 delay.workload = workload
+                if delay.owed_s:
+                    self._wake.set()
             elif (tries := workload.retries(set(self._checks))) and workload.requeue_at_s > self._now_s():
                 self._delays[uid] = _Delay(workload, tries)  # another leader has refused it
         elif workload.is_true("Admitted"):
@@ -330,13 +342,16 @@ class AdmissionChecks:
             more = "the pods fit on other nodes than Kueue has chosen"
         said = refusal.message if more is None or more == refusal.message else f"{refusal.message}; {more}"
         message = told_in(workload.metadata.namespace, said)
-        tries = self._delays[workload.uid].tries if workload.uid in self._delays else 0
+        last = self._delays.get(workload.uid)
+        tries = last.tries - bool(last.owed_s) if last is not None else 0  # one that Kueue did not wait for is repeated
         delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
-        answer = {"state": "Retry", "message": message, "requeueAfterSeconds": int(delay_s)}
-        # Releases of Kueue without that field have the time in its own state.
-        await self._write(workload, names, answer, requeueState=self._requeue(workload, delay_s))
+        is_late = self._kinds.workloads.api_version.endswith(DELAYS_EVICTIONS)
+        state: JsonObject = {} if is_late else {"requeueState": self._requeue(workload, delay_s)}
+        await self._write(workload, names, {"state": "Retry", "message": message}, **state)
         if (seen := self._workloads.get(workload.uid)) is not None:  # by now without its quota, or gone
-            self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision)
+            owed_s = delay_s if is_late else 0.0
+            self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision, owed_s)
+            self._wake.set()
         self._answered("Retry")
         metadata = workload.metadata
         regarding = Regarding(
@@ -370,6 +385,10 @@ class AdmissionChecks:
             await self._attempt(delay.workload.key, self._end_delay(delay))
             if delay.since_s != before:
                 return
+
+    async def _begin_delay(self, delay: _Delay) -> None:
+        await self._patch(delay.workload, {"requeueState": self._requeue(delay.workload, delay.owed_s)})
+        delay.owed_s = 0.0
 
     async def _end_delay(self, delay: _Delay) -> None:
         workload = delay.workload

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.allocator.harness import Allocator, Json, events_of, node_manifest, r
 
 STATUS = {"status": ("get", "patch", "update")}
 KUEUE = "kueue.x-k8s.io"
+NOW_S = 1_800_000_000
 VERSIONS = ("v1beta2", "v1beta1")
 
 
@@ -117,6 +119,16 @@ class Kueue:
         answered: Json = own
         return answered
 
+    async def refused(self, name: str, before: str = "") -> str:
+        """Wait until a workload is refused, evict it, and wait for its delay, another one than ``before``."""
+        assert (await self.answer(name))["state"] == "Retry"
+        await self.withdraw(name)
+        status = await self.until(
+            name, lambda status: status.get("requeueState", {}).get("requeueAt", before) != before
+        )
+        due: str = status["requeueState"]["requeueAt"]
+        return due
+
     async def delay_ended(self, name: str, due: str) -> None:
         """Wait until the delay of a workload ends at another time than this."""
         await self.until(name, lambda status: status["requeueState"]["requeueAt"] != due)
@@ -175,13 +187,36 @@ async def test_what_does_not_fit_is_retried_with_the_reason(tmp_path: Path) -> N
         said = await kueue.answer("large")
         assert said["state"] == "Retry"
         assert "of 3 such pods 1 fit on the present nodes" in said["message"]
-        assert (await kueue.status("large"))["requeueState"]["requeueAt"] > said["lastTransitionTime"]
         told = [event for event in await events_of(allocator) if event["regarding"]["kind"] == "Workload"]
         assert [(event["reason"], event["note"]) for event in told] == [("GangDoesNotFit", said["message"])]
-        await kueue.withdraw("large")
-        await kueue.reserve("large")
-        again = await kueue.answer("large")
-        assert again["requeueAfterSeconds"] == 2 * said["requeueAfterSeconds"]
+
+
+@pytest.mark.parametrize("versions", [VERSIONS, VERSIONS[1:]])
+async def test_each_refusal_of_a_workload_delays_it_longer(tmp_path: Path, versions: Sequence[str]) -> None:
+    async with answering(tmp_path, versions, now_ns=lambda: NOW_S * 10**9) as (_, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        due = ""
+        for delay_s in (60, 120, 240):
+            await kueue.reserve("job")
+            due = await kueue.refused("job", due)
+            assert datetime.fromisoformat(due).timestamp() == NOW_S + delay_s
+
+
+async def test_a_delay_begins_when_kueue_has_evicted_the_workload(tmp_path: Path) -> None:
+    # Kueue 0.17 lets a workload that has a delay keep its quota until that is over.
+    async with answering(tmp_path) as (_, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        await kueue.answer("job")
+        await kueue.queue("next", 1, 8)
+        await kueue.reserve("next")
+        await kueue.answer("next")
+        assert "requeueState" not in await kueue.status("job")
+        conditions = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Evicted")]
+        await kueue.patch(f"{WORKLOADS}/job/status", status={"conditions": conditions})
+        await kueue.until("job", lambda status: "requeueState" in status)
 
 
 async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +227,7 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
         await allocator.node("n0")
         await kueue.queue("large", 2, 8)
         await kueue.reserve("large")
-        due = (await kueue.answer("large"), await kueue.status("large"))[1]["requeueState"]["requeueAt"]
-        await kueue.withdraw("large")
+        due = await kueue.refused("large")
         await allocator.node("n1")
         await kueue.delay_ended("large", due)
         await kueue.reserve("large")
@@ -219,16 +253,14 @@ async def test_nothing_is_written_about_a_delay_that_is_over(tmp_path: Path, mon
         await kueue.check()
         await kueue.queue("job", 1, 8)
         await kueue.reserve("job")
-        await kueue.answer("job")
-        due = (await kueue.status("job"))["requeueState"]["requeueAt"]
-        await kueue.withdraw("job")
+        due = await kueue.refused("job")
         await allocator.node("n0")
         await kueue.delay_ended("job", due)
         # Kueue may lack quota for it, while chips become free time and again.
         for number in range(1, 4):
             await allocator.node(f"n{number}")
             await until(lambda: looks[-1] == allocator.app.cluster.changes.revision)
-        assert [sorted(status) for status in written] == [["admissionChecks", "requeueState"], ["requeueState"]]
+        assert [sorted(status) for status in written] == [["admissionChecks"], ["requeueState"], ["requeueState"]]
 
 
 @pytest.mark.parametrize("state", [{}, {"count": 3}])
@@ -240,13 +272,11 @@ async def test_the_count_of_requeues_stays(tmp_path: Path, monkeypatch: pytest.M
         await kueue.check()
         await kueue.queue("job", 1, 8)
         await kueue.reserve("job", requeueState=state)
-        await kueue.answer("job")
-        refused = (await kueue.status("job"))["requeueState"]
-        await kueue.withdraw("job")
+        due = await kueue.refused("job")
+        assert (await kueue.status("job"))["requeueState"]["count"] == state.get("count", 0)
         await allocator.node("n0")
-        await kueue.delay_ended("job", refused["requeueAt"])
-        ended = (await kueue.status("job"))["requeueState"]
-        assert refused["count"] == ended["count"] == state.get("count", 0)
+        await kueue.delay_ended("job", due)
+        assert (await kueue.status("job"))["requeueState"]["count"] == state.get("count", 0)
 
 
 @pytest.mark.parametrize(("retry_count", "next_s"), [(None, 120), (3, 480)])
@@ -256,7 +286,7 @@ async def test_a_delay_of_an_earlier_leader_ends_too(
     monkeypatch.setattr(checks, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     due = "2099-01-01T00:00:00Z"
-    async with answering(tmp_path) as (allocator, kueue):
+    async with answering(tmp_path, now_ns=lambda: NOW_S * 10**9) as (allocator, kueue):
         await kueue.check()
         for name, state in (("of-others", "Ready"), ("own", "Retry")):
             await kueue.queue(name, 1, 8)
@@ -267,9 +297,10 @@ async def test_a_delay_of_an_earlier_leader_ends_too(
         await kueue.delay_ended("own", due)
         # Kueue's own delay after waitForPodsReady, or that of another check, is not the allocator's to end.
         assert (await kueue.status("of-others"))["requeueState"]["requeueAt"] == due
+        before = (await kueue.status("own"))["requeueState"]["requeueAt"]
         await allocator.remove_node("n0")
         await kueue.reserve("own")
-        assert (await kueue.answer("own"))["requeueAfterSeconds"] == next_s
+        assert datetime.fromisoformat(await kueue.refused("own", before)).timestamp() == NOW_S + next_s
 
 
 async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_time(
@@ -290,9 +321,7 @@ async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_ti
         for name, pods in (("large", 3), ("larger", 4), ("largest", 5), ("small", 1)):
             await kueue.queue(name, pods, 8, priority=pods)
             await kueue.reserve(name)
-            await kueue.answer(name)
-            due = (await kueue.status(name))["requeueState"]["requeueAt"]
-            await kueue.withdraw(name)
+            due = await kueue.refused(name)
         await allocator.node("n0")
         await kueue.delay_ended("small", due)
 
