@@ -28,7 +28,7 @@ _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decide
 
 
 _ORDER: Final = (
-    *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif"),
+    *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif", "simulate"),
     *("web", "chip", "kueue", "doctor", "selftest", "completion"),
 )
 """The verbs in the help: what most people ask first comes first."""
@@ -529,6 +529,69 @@ def web(
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run_web(source, at))
     return 0
+
+
+@app.command(cls=Verb)
+@reading
+def simulate(
+    *,
+    source: "Source",
+    servers: Annotated[
+        str,
+        typer.Option(metavar="NxPRODUCT", help="Idle servers instead of a cluster, as in 48x910A-8,10xA3-16."),
+    ] = "",
+    jobs: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="The jobs: submitted, duration, chips, …", show_default=False)
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE=N[:H]", help="N jobs an hour, which last H hours, as in 1=40 or 4x8=0.5:6."),
+    ] = None,
+    hours: Annotated[float, typer.Option(metavar="HOURS", help="How long jobs arrive by --rate.")] = 24.0,
+    load: Annotated[
+        str, typer.Option(metavar="SHARE", help="Arrivals are stretched until jobs would use so much of the chips.")
+    ] = "",
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Also with this: policy, servers, load, faults, or a setting of the allocator.",
+            show_default="policy=spread",
+        ),
+    ] = None,
+    faults: Annotated[float, typer.Option(metavar="N", help="Faults a day of 1,000 chips.")] = 0.0,
+    repair: Annotated[float, typer.Option(metavar="HOURS", help="How long a repair takes, in the mean.")] = 24.0,
+    checkpoint: Annotated[float, typer.Option(metavar="HOURS", help="How often jobs save their work.")] = 1.0,
+    running: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS", help="How long the cluster's pods still run, in the mean.", show_default="for ever"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of all random choices.")] = 0,
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show how long jobs would wait, on a virtual clock.
+
+    The allocator's own decisions, beside other settings and policies, on jobs of a file or at random; nothing is
+    changed.
+    """
+    from npuctl.simulate.command import SimulateOptions, run_simulate
+
+    options = SimulateOptions(
+        servers=servers,
+        jobs=jobs,
+        rates=rate or (),
+        hours=hours,
+        load=load,
+        compare=compare or (),
+        faults=faults,
+        repair=repair,
+        checkpoint=checkpoint,
+        running=running,
+        seed=seed,
+    )
+    return asyncio.run(run_simulate(source, options, output))
 
 
 chip = typer.Typer(

@@ -6,6 +6,7 @@ filters is considered: no taints, affinity between pods, CPU or memory.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
@@ -37,20 +38,36 @@ from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
 
 class OfflineAllocator:
-    """An allocator with the given settings and objects at a fixed time in Unix nanoseconds.
+    """An allocator with the given settings and objects, at a fixed time or on a virtual clock.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's settings.
+        now_ns: the time, Unix nanoseconds.
+        elapsed_s: the seconds since then.
+        loans: how many times a waiting job lends its chips, for each of its pods; of a real cluster it is not known how
+            many loans its allocator has made, so none is expected.
 
     Attributes:
         cluster: the allocator's view of the objects.
-        ledger: its reservations. They don't expire.
+        ledger: its reservations. At a fixed time they don't expire.
         engine: its decisions.
         preemption: its choice of victims.
     """
 
-    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
-        self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
+    def __init__(
+        self,
+        objects: ClusterObjects,
+        settings: Settings,
+        now_ns: int,
+        *,
+        elapsed_s: Callable[[], float] = lambda: 0.0,
+        loans: int = 0,
+    ) -> None:
+        self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=elapsed_s)
         self.cluster = Cluster(
             self.ledger,
-            clock=lambda: now_ns / 1e9,
+            clock=lambda: now_ns / 1e9 + elapsed_s(),
             max_report_age_s=settings.max_report_age_s,
             # Nothing has been seen before, so the nodes' clocks have to be believed.
             reported_s=lambda _node, updated_s: float(updated_s),
@@ -63,8 +80,8 @@ class OfflineAllocator:
             gang_ttl_s=settings.gang_ttl_s,
             defaults=settings.job_defaults,
             earmark_share=settings.earmark_share,
-            loans=0,  # how many the allocator has made is not in the cluster
-            now_s=lambda: now_ns / 1e9,
+            loans=loans,
+            now_s=lambda: now_ns / 1e9 + elapsed_s(),
         )
         fill(self.cluster, objects.watched_objects(settings.node_health_namespace or HEALTH_NAMESPACE))
         # What the nominated pods were promised, as another leader reads it.

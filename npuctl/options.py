@@ -22,6 +22,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("npuctl plan -f job.yaml --cluster", "npuctl plan -f cluster.json -f job.yaml"),
     "whatif": ("npuctl whatif --drain node-a", "npuctl whatif --add node-a=10 --end research/train"),
     "web": ("npuctl web", "npuctl web --port 9000 -f cluster.json"),
+    "simulate": (
+        "npuctl simulate --servers 300x910B-8 --rate 1=400 --rate 8=40:4 --rate 4x8=4:8",
+        "npuctl simulate --jobs jobs.csv --load 0.95 --compare policy=tables --compare earmark_share=0",
+    ),
     "cordon": ("npuctl chip cordon node-a 3 --reason 'its fan is loud'",),
     "uncordon": ("npuctl chip uncordon node-a 3",),
     "kueue": ("npuctl kueue > kueue.yaml   # for kubectl apply --server-side -f kueue.yaml", "npuctl kueue --servers"),

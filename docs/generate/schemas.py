@@ -15,6 +15,7 @@ from npuctl.explain.command import JobExplanation
 from npuctl.plan.placement import PlacementPlan
 from npuctl.queue.command import QueueAnswer
 from npuctl.selftest.node import Selftest
+from npuctl.simulate.answer import SimulationAnswer
 from npuctl.topo.command import TopologyAnswer
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
@@ -35,6 +36,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "topology": NodeTopology,
     "usage": UsageAnswer,
     "whatif": WhatIf,
+    "simulate": SimulationAnswer,
 }
 """The answers by the name of their schema, without its version."""
 

@@ -26,6 +26,7 @@ VERBS = [
     "plan",
     "queue",
     "selftest",
+    "simulate",
     "topo",
     "usage",
     "web",

@@ -26,6 +26,7 @@ NOW = ("--now", "2026-01-01T00:05:00Z")
         ("plan", ("plan",)),
         ("plan", ("plan", "--candidates")),
         ("queue", ("queue",)),
+        ("simulate", ("simulate", "--rate", "1=2")),
         ("topo", ("topo",)),
         ("usage", ("usage",)),
         ("whatif", ("whatif", "--drain", "node-a")),

@@ -1,0 +1,1 @@
+"""The command ``npuctl simulate``: the allocator's engine on a virtual clock."""
