@@ -29,7 +29,15 @@ from allocator.nomination.nominations import Nominations
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.expiry import Expiry
 from allocator.observe.journal import Journal
-from allocator.observe.notices import advice, log_ignored, log_switches, log_unreadable, notices, scaling
+from allocator.observe.notices import (
+    advice,
+    log_hyper_nodes,
+    log_ignored,
+    log_switches,
+    log_unreadable,
+    notices,
+    scaling,
+)
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.observe.unasked import UnaskedPods
@@ -111,6 +119,7 @@ class AllocatorApp:
         )
         self.cluster.reports.info.unreadable = log_unreadable
         self.cluster.switches.unreadable = log_switches
+        self.cluster.hyper_nodes.unreadable = log_hyper_nodes
         self.cluster.jobs.reschedules = settings.reschedules
         self.cluster.plain.schedulers = frozenset(settings.scheduler_names)
         self.engine = DecisionEngine(

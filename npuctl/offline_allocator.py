@@ -11,6 +11,7 @@ from collections.abc import Callable
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.decision.unplaced import filter_all
+from allocator.gangs.network_topology import asks_for_topology
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.job_settings import with_settings
 from allocator.rules.scheduled import holdups
@@ -30,6 +31,7 @@ from allocator.state.view import Without
 from allocator.superpods.demand import Demand
 from allocator.switches.publication import describe_switches
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -105,10 +107,16 @@ class OfflineAllocator:
         return self.cluster.jobs.job_of(pod)
 
     def switches_of(self, job: Job) -> tuple[str, ...]:
-        """A sentence for each leaf switch with pods of a job with switch affinity; none for further jobs."""
+        """A sentence for each leaf switch, or the HyperNode, with pods of a job that asks for that; else none."""
         table, location = self.cluster.switches.table, self.cluster.index.topology.location
         first = next(iter(job.pods.values()), None)
-        if first is None or isinstance(table, str) or not asks_for_switches(with_settings(first, job.settings)):
+        if first is None:
+            return ()
+        if job.placed and asks_for_topology(with_settings(first, job.settings)):
+            found = self.cluster.hyper_nodes.tree().lowest(job.placed.values())
+            where = f"in HyperNode {found[1]} of tier {found[0]}" if found is not None else "in no common HyperNode"
+            return (f"{count(len(job.placed), 'pod')} {where}",)
+        if isinstance(table, str) or not asks_for_switches(with_settings(first, job.settings)):
             return ()
         spots = {}
         for uid in job.placed:

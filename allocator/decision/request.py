@@ -203,6 +203,8 @@ class RequestReader:
         if policy is PACKING:
             return policy, request
         if not job.is_gang:
+            if policy.gives_way:
+                return PACKING, request
             raise _not_together(job, policy.level)
         if request.needs_network != policy.needs_network:
             request = replace(request, needs_network=policy.needs_network)
@@ -258,6 +260,7 @@ def _not_together(job: Job, level: Level | None) -> Refusal:
     what = {
         None: "nodes that are chosen for all its pods, which are",
         Level.SUPER_POD: "blocks of nodes of one SuperPod, which are",
+        Level.HYPER_NODE: "nodes of one HyperNode (networkTopology), which are",
         Level.SWITCH: f"servers below few leaf switches ({TOR_AFFINITY}), which are",
     }
     return Refusal(

@@ -359,7 +359,7 @@ class Planner:
         Raises:
             Refusal: some are.
         """
-        if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
+        if gang.policy.returns_pods and (names := ending_nodes(job, gang.record, self._cluster, self._now_s())):
             nodes = "nodes to which its pods return" if gang.policy.level is Level.SWITCH else "nodes of its blocks"
             sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")

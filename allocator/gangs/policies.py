@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from allocator.gangs.network_topology import HyperNodeAffinity, read_topology
 from allocator.gangs.packing import PACKING
 from allocator.gangs.policy import Policy
 from allocator.gangs.super_pods import SuperPods
@@ -42,7 +43,12 @@ def _use_of_switches(stated: Pod, cluster: Cluster) -> int:
     return cluster.switches.revision if asks_for_switches(stated) else 0
 
 
-POLICIES: Final = [PolicyRow(_switches, _use_of_switches), PolicyRow(_super_pods)]
+def _network(asked: Asked) -> HyperNodeAffinity | None:
+    demand = read_topology(asked)
+    return HyperNodeAffinity(demand) if demand is not None else None
+
+
+POLICIES: Final = [PolicyRow(_network), PolicyRow(_switches, _use_of_switches), PolicyRow(_super_pods)]
 """The first policy that is asked for applies."""
 
 

@@ -111,10 +111,19 @@ class Policy(msgspec.Struct, frozen=True):
     def level(self) -> Level | None:
         """The level of the network at which groups of ranks are kept together; None if pods may be anywhere.
 
-        If there is one, pods exchange their seats within one place of that level only, and the policy itself sends
-        ranks back to their previous nodes.
+        If there is one, pods exchange their seats within one place of that level only.
         """
         return None
+
+    @property
+    def returns_pods(self) -> bool:
+        """Whether the policy itself sends ranks back to previous nodes, and uses nodes last where pods have failed."""
+        return self.level is not None
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether a job that is no gang is placed without it, and not refused."""
+        return False
 
     @property
     def needs_network(self) -> bool:

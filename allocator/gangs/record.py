@@ -32,8 +32,8 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
     for uid in job.placed:
         if uid not in members:
             pod, held = job.pods[uid], ledger.get(uid)
-            if held is not None and held.part is not None:
-                record[job.rank_of(pod)] = Peer(held.node, held.part.block)
+            if held is not None:
+                record[job.rank_of(pod)] = Peer(held.node, held.part.block if held.part is not None else None)
             elif pod.spec.node_name:
                 record[job.rank_of(pod)] = Peer(pod.spec.node_name, read_block(pod.metadata.annotations))
     return record

@@ -39,7 +39,7 @@ class Search:
 
     def _on_others_first(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Seats on nodes where no pod of the gang has failed, else on any."""
-        if gang.faulty and gang.policy.level is None:  # else the policy itself uses them last
+        if gang.faulty and not gang.policy.returns_pods:  # else the policy itself uses them last
             limits = {**gang.limits, **dict.fromkeys(gang.faulty, 0)}
             found = yield from self._with_previous_nodes(replace(gang, limits=limits), index)
             if not isinstance(found, Refusal):
@@ -48,7 +48,7 @@ class Search:
 
     def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
-        if gang.policy.level is not None or self._cluster.previous is None:
+        if gang.policy.returns_pods or self._cluster.previous is None:
             return (yield from place(gang, index))
         previous = self._cluster.previous.of(gang.job)
         kept = tuple(

@@ -81,6 +81,11 @@ def log_switches(sentence: str) -> None:
     log.warning("the table of leaf switches has an error", error=sentence)
 
 
+def log_hyper_nodes(sentence: str) -> None:
+    """Log what can't be read of HyperNodes, or is doubtful."""
+    log.warning("a HyperNode has an error", error=sentence)
+
+
 def log_unreadable(sentence: str) -> None:
     """Log what ClusterD says and can't be read."""
     log.warning("what ClusterD says can't be read: ignored", error=sentence)

@@ -11,6 +11,7 @@ from allocator.rules.job_products import (
     SUPER_POD_AFFINITY,
     SUPER_POD_BLOCK,
     SUPER_POD_FIT,
+    TOR_AFFINITY,
     is_mind_ie,
     names_blocks,
 )
@@ -19,7 +20,7 @@ from allocator.rules.rescheduling_labels import unknown_value
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE, meant
+from ascend.kube.kept import NETWORK_TOPOLOGY, PART_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE, meant
 from ascend.kube.objects import Pod
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
@@ -228,24 +229,32 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and bool(text.strip("0"))
 
 
-def topology(*, is_hard: bool) -> Finder:
-    """A mode of the network topology."""
-    KEYS.update({NETWORK_TOPOLOGY, TOPOLOGY_MODE})
+def part_topology(*, is_hard: bool) -> Finder:
+    """A mode of the network topology of a part of a job."""
+    KEYS.add(PART_TOPOLOGY)
 
     def find(asked: Asking) -> str | None:
-        stated = (
-            (
-                f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, or of a part of it, ",
-                asked.annotations,
-                NETWORK_TOPOLOGY,
-            ),
-            (f"annotation {TOPOLOGY_MODE}=", asked.annotations, TOPOLOGY_MODE),
-            (f"label {TOPOLOGY_MODE}=", asked.labels, TOPOLOGY_MODE),
-        )
-        modes = ((where, marks.get(key)) for where, marks, key in stated)
-        return next((f"{where}{mode}" for where, mode in modes if mode and (mode == "hard") is is_hard), None)
+        mode = asked.annotations.get(PART_TOPOLOGY)
+        return f"{PART_TOPOLOGY} or partitionPolicy ({mode})" if mode and (mode == "hard") is is_hard else None
 
     return find
+
+
+KEYS.update({NETWORK_TOPOLOGY, TOPOLOGY_MODE})
+
+
+def idle_topology(asked: Asking) -> str | None:
+    """A network topology that does not count: of a job without a minimum, or with other wishes; or an unknown mode."""
+    stated = (
+        (f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job ", asked.annotations.get(NETWORK_TOPOLOGY)),
+        (f"annotation {TOPOLOGY_MODE}=", asked.annotations.get(TOPOLOGY_MODE)),
+        (f"label {TOPOLOGY_MODE}=", asked.labels.get(TOPOLOGY_MODE)),
+    )
+    where, mode = next(((where, mode) for where, mode in stated if mode), ("", ""))
+    has_others = asked.has_blocks or TOR_AFFINITY in asked.labels
+    is_gang = (asked.minimum or 0) > 1 or asked.annotations.get(MIN_AVAILABLE, "1") != "1"
+    counts = mode.startswith(("hard", "soft")) and is_gang and not has_others
+    return None if counts or not where else f"{where}{mode}"
 
 
 def wrong(labels: Iterable[str], annotations: Iterable[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from allocator.rules.rescheduling_labels import KNOWN_VALUES, RETRY_TIMES, STRIC
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.kept import GROUP_CLAIMS, GROUP_TOPOLOGY, NETWORK_TOPOLOGY, PARENT_GROUP, SOFT_SHARES, TOPOLOGY_MODE
+from ascend.kube.kept import GROUP_CLAIMS, GROUP_TOPOLOGY, PARENT_GROUP, PART_TOPOLOGY, SOFT_SHARES, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -98,10 +98,8 @@ def requests_other_devices(pod: Pod) -> bool:
     return bool(resources) and any(row.find(Asking({}, {}, resources)) is not None for row in UNSUPPORTED)
 
 
-_REFUSED_LABELS: Final = frozenset({*SOFT_SHARES, TOPOLOGY_MODE})
-_REFUSED_ANNOTATIONS: Final = frozenset(
-    {*SOFT_SHARES, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, GROUP_TOPOLOGY, TOPOLOGY_MODE}
-)
+_REFUSED_LABELS: Final = frozenset(SOFT_SHARES)
+_REFUSED_ANNOTATIONS: Final = frozenset({*SOFT_SHARES, SUPER_POD_BLOCK, PART_TOPOLOGY, GROUP_TOPOLOGY})
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
     "controller replaces pods that have ended"
@@ -113,11 +111,12 @@ _COUNTED: Final = (
 # A table: how it is written; what it requests; what becomes of the pod; the sentence; how it is found.
 # fmt: off
 UNSUPPORTED: Final = (
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job, of an entry of `subGroupPolicy` or of a "
-        f"task's `partitionPolicy`, or annotation or label `{TOPOLOGY_MODE}`, with the mode `hard`",
-        "nodes that are near to each other in the network",
-        Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
-        finders.topology(is_hard=True)),
+    Unsupported("field `networkTopology` of an entry of `subGroupPolicy` of Volcano's PodGroup, or of a task's "
+        "`partitionPolicy`, with the mode `hard`",
+        "nodes that are near to each other in the network for each part of a job",
+        Outcome.REFUSED, "nodes are near to each other for all pods of a job only: write it on the whole, or set its "
+        "mode to soft",
+        finders.part_topology(is_hard=True)),
     Unsupported(f"field `{GROUP_TOPOLOGY}` of a PodGroup of Kubernetes",
         "nodes with one value of a label",
         Outcome.REFUSED, "kube-scheduler tries one value after the other and does not say which try counts, so the "
@@ -240,11 +239,16 @@ UNSUPPORTED: Final = (
         "which rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of racks",
         finders.either("ra-block")),
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job, of its parts, or "
-        f"`{TOPOLOGY_MODE}`, with the mode `soft`",
-        "nodes that are near to each other in the network, if possible",
-        Outcome.TOLD, "nodes are chosen regardless of the network between them",
-        finders.topology(is_hard=False)),
+    Unsupported("the same, with the mode `soft`",
+        "the same, if possible",
+        Outcome.TOLD, "nodes are near to each other for all pods of a job only",
+        finders.part_topology(is_hard=False)),
+    Unsupported(f"field `spec.networkTopology` or annotation or label `{TOPOLOGY_MODE}`, with the mode `soft` of a job "
+        "with blocks or switch affinity, or with any mode of one without a minimum above 1; or with an unknown mode",
+        "nodes that are [near to each other](switches.md#hypernodes-of-volcano)",
+        Outcome.TOLD, "it counts for pods that are placed together, without blocks of nodes or switch affinity, and "
+        "only with the modes hard and soft",
+        finders.idle_topology),
     Unsupported("field `minAvailable` of the tasks of a Volcano Job, `minTaskMember` of a PodGroup, unless the minimum "
         "of the whole is below their sum, or all pods",
         "how many pods of each task start together",

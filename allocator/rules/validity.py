@@ -21,6 +21,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.kube.containers import whole_number
+from ascend.kube.kept import NETWORK_TOPOLOGY, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
@@ -107,6 +108,10 @@ def refuse_servers(pod: Pod) -> None:
             f"requests {requested_what(pod)}"
         )
         raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the label")
+    topology = pod.metadata.annotations.get(NETWORK_TOPOLOGY) or pod.metadata.annotations.get(TOPOLOGY_MODE, "")
+    if topology.startswith("hard"):
+        sentence = f"network topology hard is for pods that request {RESOURCE}, this one requests {requested_what(pod)}"
+        raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; set its mode to soft")
 
 
 def requested_vnpus(pod: Pod) -> int:

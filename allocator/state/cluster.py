@@ -12,6 +12,7 @@ from allocator.rules.vacancy import Vacancy
 from allocator.rules.verdicts import Fit, judge
 from allocator.state.changes import Changes, PodFollowers
 from allocator.state.holding import Holding, read_holding
+from allocator.state.hyper_nodes import HYPER_NODE, HyperNodes
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
@@ -40,7 +41,7 @@ from allocator.state.waiting import WaitingPods
 from ascend.annotations import read_block
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
-from ascend.kube.objects import Node, Pod
+from ascend.kube.objects import KubeObject, Node, Pod
 from ascend.reasons import Reason
 from ascend.takes import Take
 from ascend.turn import Steps
@@ -109,6 +110,7 @@ class Cluster:
             self.blocks,
             changed=self._switches_changed,
         )
+        self.hyper_nodes = HyperNodes(self.labels, changed=self._hyper_nodes_changed)
         self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
         self.followers = PodFollowers()
@@ -391,6 +393,22 @@ class Cluster:
             held = self._ledger.get(uid)
             node = pod.spec.node_name or (held.node if held is not None else "")
             self.jobs.set_placed(uid, node)
+
+    def on_unreadable(self, kind: str, obj: KubeObject, why: str) -> None:
+        """Record why an object of an optional kind can't be read; empty once it is gone."""
+        if kind == HYPER_NODE:
+            self.hyper_nodes.on_unreadable(obj, why)
+        else:
+            self.jobs.on_unreadable(kind, obj, why)
+
+    def on_unserved(self, kind: str, informer: str) -> None:
+        """Record that the kind of an informer is no longer served."""
+        if kind == HYPER_NODE:
+            self.hyper_nodes.clear()
+        self.jobs.on_unserved(kind, informer)
+
+    def _hyper_nodes_changed(self) -> None:
+        self.index.version += 1
 
     def _switches_changed(self) -> None:
         if self._put_off is not None:

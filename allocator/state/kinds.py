@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
+from allocator.state.hyper_nodes import HYPER_NODE, HYPER_NODES
 from allocator.state.jobs import Jobs
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
@@ -150,6 +151,13 @@ KINDS: Final = (
     ),
     _owners("StatefulSets", STATEFUL_SETS),
     _owners("Jobs", BATCH_JOBS),
+    WatchedKind(
+        "HyperNodes",
+        HYPER_NODES,
+        lambda cluster, hyper_node: cluster.hyper_nodes.apply(hyper_node),
+        lambda cluster, hyper_node: cluster.hyper_nodes.delete(hyper_node),
+        jobs=HYPER_NODE,
+    ),
     *(_of_jobs(kind, resource) for kind in JOB_KINDS for resource in kind.objects),
     WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted, unkept=lambda cluster: cluster.plain),
 )

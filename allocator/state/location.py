@@ -26,6 +26,7 @@ class Level(StrEnum):
     SUPER_POD = "SuperPod"
     RACK = "rack"
     SWITCH = "switch"
+    HYPER_NODE = "HyperNode"
 
 
 class Location(msgspec.Struct, frozen=True, gc=False):
@@ -61,8 +62,9 @@ class Location(msgspec.Struct, frozen=True, gc=False):
             yield Level.SWITCH, self.switch
 
     def place(self, level: Level) -> int:
-        """The id of its place at a level; negative if that is unknown."""
-        return {Level.SUPER_POD: self.super_pod, Level.RACK: self.rack, Level.SWITCH: self.switch}[level]
+        """The id of its place at a level; negative if unknown, and for HyperNodes, which may be several."""
+        found = {Level.SUPER_POD: self.super_pod, Level.RACK: self.rack, Level.SWITCH: self.switch}
+        return found.get(level, UNKNOWN)
 
 
 NOWHERE: Final = Location()

@@ -119,7 +119,7 @@ class NodeLabels:
     def admitting(self, spec: PodSpec) -> frozenset[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
         names = self.only(spec.node_requirements)
-        return names if names is not None else self._all()
+        return names if names is not None else self.all()
 
     def only(self, requirements: NodeRequirements) -> frozenset[str] | None:
         """The same; None for every node."""
@@ -132,9 +132,9 @@ class NodeLabels:
         admitted = self._admitted.get(terms)
         if admitted is None:
             kept = sum(map(len, self._admitted.values()))
-            if len(self._admitted) >= _LIMIT or kept >= _MOST_LARGE * len(self._all()):
+            if len(self._admitted) >= _LIMIT or kept >= _MOST_LARGE * len(self.all()):
                 self._admitted.clear()
-            admitted = self._admitted[terms] = frozenset[str]().union(*map(self._of_term, terms))
+            admitted = self._admitted[terms] = frozenset[str]().union(*map(self.matching, terms))
         return admitted if selected is None else admitted & selected
 
     def products(self, spec: PodSpec = _ANY) -> frozenset[str]:
@@ -168,20 +168,20 @@ class NodeLabels:
             if any((only is None or name in only) and self._is_tolerated(name, spec) for name in names)
         )
 
-    def _of_term(self, term: Term) -> Collection[str]:
+    def matching(self, term: Term) -> frozenset[str]:
         """The names of the nodes that a term admits."""
         if not term.match_expressions and not term.match_fields:
-            return ()
-        names = reduce(and_, map(self._meeting, term.match_expressions)) if term.match_expressions else self._all()
+            return frozenset()
+        names = reduce(and_, map(self._meeting, term.match_expressions)) if term.match_expressions else self.all()
         for field in term.match_fields:
             names = names.intersection(field.values) if field.operator == "In" else names
-        return [name for name in names if term.admits_name(name)] if term.match_fields else names
+        return frozenset(name for name in names if term.admits_name(name)) if term.match_fields else names
 
     def _meeting(self, asked: Requirement) -> frozenset[str]:
         """The names of the nodes with a label as required: found by values, as these are fewer than nodes."""
         by_value = self._by(asked.key)
         if asked.admits(None):
-            return self._all().difference(*(names for value, names in by_value.items() if not asked.admits(value)))
+            return self.all().difference(*(names for value, names in by_value.items() if not asked.admits(value)))
         values = asked.values if asked.operator == "In" else by_value
         return frozenset[str]().union(*(by_value.get(value, ()) for value in values if asked.admits(value)))
 
@@ -209,7 +209,8 @@ class NodeLabels:
             found = record.product.name
         return found
 
-    def _all(self) -> frozenset[str]:
+    def all(self) -> frozenset[str]:
+        """The names of all nodes that exist."""
         if self._every is None:
             self._every = frozenset(name for name, record in self._records.items() if record.node is not None)
         return self._every

@@ -180,7 +180,7 @@ class OptionalInformer:
                 is_served = await self._is_served()
             watch.cancel()
         log.info("an optional kind is no longer served", kind=self._kind.name)
-        self._cluster.jobs.on_unserved(self._kind.jobs, self._kind.name)
+        self._cluster.on_unserved(self._kind.jobs, self._kind.name)
         self._reflector = None
 
     async def _is_served(self) -> bool:
@@ -222,7 +222,7 @@ def make_reflector(
         label_selector=kind.label_selector,
         field_selector=kind.field_selector,
         unkept=kind.unkept(cluster) if kind.unkept is not None else None,
-        unreadable=partial(cluster.jobs.on_unreadable, kind.jobs) if kind.is_optional else None,
+        unreadable=partial(cluster.on_unreadable, kind.jobs) if kind.is_optional else None,
         monotonic=monotonic,
     )
 

@@ -20,9 +20,9 @@ from ascend.jobs.kind import (
 from ascend.jobs.marks import VOLCANO_INDEX, VOLCANO_TASK, by_owner
 from ascend.jobs.pod_groups import VOLCANO_ANNOTATIONS
 from ascend.jobs.templates import Count, PodTemplate, Replicas, T, Template
-from ascend.kube.kept import NETWORK_TOPOLOGY, short
+from ascend.kube.kept import short
 from ascend.kube.objects import KubeObject, Resource
-from ascend.kube.workloads import NetworkTopology, PartOfGroup, PodGroup, PodGroupSpec, strictest, task_minima
+from ascend.kube.workloads import NetworkTopology, PartOfGroup, PodGroup, PodGroupSpec, task_minima, topologies
 
 VOLCANO_JOB: Final = "Job.batch.volcano.sh"
 _VERSION = "batch.volcano.sh/v1alpha1"
@@ -44,8 +44,6 @@ class VolcanoSpec(JobSpec[T], Generic[T], frozen=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "scheduler_name", short(self.scheduler_name))
-        partitions = (task.partition_policy for task in self.tasks if task.partition_policy is not None)
-        msgspec.structs.force_setattr(self, "network_topology", strictest(self.network_topology, partitions))
 
     @property
     def pod_sets(self) -> tuple[PodSet[T], ...]:
@@ -65,7 +63,8 @@ class VolcanoSpec(JobSpec[T], Generic[T], frozen=True):
     @property
     def asked(self) -> dict[str, str]:
         """The minima of its tasks, and its network topology."""
-        asked = {} if self.network_topology is None else {NETWORK_TOPOLOGY: self.network_topology.mode}
+        partitions = [task.partition_policy for task in self.tasks if task.partition_policy is not None]
+        asked = topologies(self.network_topology, partitions)
         minimum = self.whole({})
         if minimum < sum(task.number for task in self.tasks):
             asked |= task_minima(
@@ -82,7 +81,8 @@ class VolcanoSpec(JobSpec[T], Generic[T], frozen=True):
     def create(self, controller: Controller) -> Iterator[KubeObject]:
         """Yield its PodGroup and its pods."""
         # Volcano copies labels and annotations of the job to its group.
-        group = PodGroupSpec(self.whole({}), self.network_topology)
+        partitions = tuple(task.partition_policy for task in self.tasks if task.partition_policy is not None)
+        group = PodGroupSpec(self.whole({}), self.network_topology, sub_group_policy=partitions)
         yield PodGroup(metadata=controller.metadata_with_labels("PodGroup", controller.name), spec=group)
         for role, task in self._named:
             own = {"volcano.sh/job-name": controller.name, VOLCANO_TASK: role}

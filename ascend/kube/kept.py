@@ -56,10 +56,14 @@ _VENDOR: Final = "huawei.com/"
 
 TOPOLOGY_MODE: Final = "volcano.sh/network-topology-mode"
 """The annotation of pods and workloads, for KubeRay a label, from which PodGroups of Volcano get this field."""
+TOPOLOGY_TIERS: Final = ("volcano.sh/network-topology-highest-tier", "volcano.sh/network-topology-highest-tier-allowed")
+"""Likewise, for the highest tier; the second one is KubeRay's."""
 SOFT_SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{key}" for key in ("policy", "aicoreQuota", "hbmQuota"))
 """The labels of a job that request a share of a chip."""
 NETWORK_TOPOLOGY: Final = "spec.networkTopology"
-"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
+"""Stands for this field of a pod group or a Volcano Job among its annotations: ``hard highestTierAllowed=2``."""
+PART_TOPOLOGY: Final = "spec.subGroupPolicy.networkTopology"
+"""Stands for the same field of a part of a pod group or a Volcano Job, with the mode as value."""
 TASK_MINIMA: Final = "spec.minTaskMember"
 """Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
 GROUP_TOPOLOGY: Final = "spec.schedulingConstraints.topology"
@@ -68,12 +72,13 @@ PARENT_GROUP: Final = "spec.parentCompositePodGroupName"
 """Stands for this field of a pod group of Kubernetes."""
 GROUP_CLAIMS: Final = "spec.resourceClaims"
 """Stands for this field of a pod group of Kubernetes, with the names of the claims."""
-FIELDS: Final = frozenset({NETWORK_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
+FIELDS: Final = frozenset({NETWORK_TOPOLOGY, PART_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
 """What stands for fields of the objects of jobs."""
 
 DECIDING: Final = frozenset({
     "huawei.com/schedule_policy", "subHealthyStrategy", "sp-block", "super-pod-affinity", "sp-fit", "tor-affinity",
-    NETWORK_TOPOLOGY, GROUP_TOPOLOGY, TOPOLOGY_MODE, INDEPENDENT, MIXED_MODELS, *SOFT_SHARES,
+    NETWORK_TOPOLOGY, PART_TOPOLOGY, GROUP_TOPOLOGY, TOPOLOGY_MODE, *TOPOLOGY_TIERS, INDEPENDENT, MIXED_MODELS,
+    *SOFT_SHARES,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 SETTINGS: Final = (DECIDING - FIELDS) | frozenset({

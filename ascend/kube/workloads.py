@@ -12,6 +12,7 @@ from ascend.kube.kept import (
     MOST_ENTRIES,
     NETWORK_TOPOLOGY,
     PARENT_GROUP,
+    PART_TOPOLOGY,
     TASK_MINIMA,
     settings_among,
     short,
@@ -35,13 +36,23 @@ def task_minima(tasks: Mapping[str, int], minimum: int) -> dict[str, str]:
     return {TASK_MINIMA: ", ".join(f"{name} {number}" for name, number in sorted(tasks.items()))}
 
 
-class NetworkTopology(msgspec.Struct, frozen=True, gc=False):
+class NetworkTopology(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """How near to each other the nodes of a group of Volcano must be (``hard``) or should be (``soft``)."""
 
     mode: str = "hard"
+    highest_tier_allowed: int | None = None
+    highest_tier_name: str = ""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "mode", short(self.mode, LONGEST))
+        msgspec.structs.force_setattr(self, "mode", short(self.mode))
+        msgspec.structs.force_setattr(self, "highest_tier_name", short(self.highest_tier_name))
+
+    @property
+    def asked(self) -> str:
+        """The same in one line."""
+        if self.highest_tier_allowed is not None:
+            return f"{self.mode} highestTierAllowed={self.highest_tier_allowed}"
+        return f"{self.mode} highestTierName={self.highest_tier_name}" if self.highest_tier_name else self.mode
 
 
 class PartOfGroup(msgspec.Struct, rename="camel", frozen=True, gc=False):
@@ -50,11 +61,11 @@ class PartOfGroup(msgspec.Struct, rename="camel", frozen=True, gc=False):
     network_topology: NetworkTopology | None = None
 
 
-def strictest(whole: NetworkTopology | None, parts: Iterable[PartOfGroup]) -> NetworkTopology | None:
-    """What the whole of a group and its parts require of the network: hard if anything is."""
-    found = [whole, *(part.network_topology for part in parts)]
-    stated = [topology for topology in found if topology is not None]
-    return next((topology for topology in stated if topology.mode == "hard"), stated[0] if stated else None)
+def topologies(whole: NetworkTopology | None, parts: Iterable[PartOfGroup]) -> dict[str, str]:
+    """What the whole of a group and its parts require of the network, as annotations; of the parts hard if any is."""
+    modes = sorted(part.network_topology.mode for part in parts if part.network_topology is not None)
+    found = {NETWORK_TOPOLOGY: whole.asked if whole is not None else "", PART_TOPOLOGY: next(iter(modes), "")}
+    return {field: value for field, value in found.items() if value}
 
 
 class OfJob(KubeObject, frozen=True, kw_only=True):
@@ -121,9 +132,8 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
         if self.scheduling_policy is not None:
             msgspec.structs.force_setattr(self, "min_member", self.scheduling_policy.gang.min_count)
         if self.sub_group_policy:
-            topology = strictest(self.network_topology, self.sub_group_policy)
-            msgspec.structs.force_setattr(self, "network_topology", topology)
-            msgspec.structs.force_setattr(self, "sub_group_policy", None)
+            parts = tuple(part for part in self.sub_group_policy if part.network_topology is not None)
+            msgspec.structs.force_setattr(self, "sub_group_policy", parts[:MOST_ENTRIES])
         if self.min_task_member:
             first = dict(list(self.min_task_member.items())[:MOST_ENTRIES])
             kept = {short(name): number for name, number in first.items()}
@@ -134,7 +144,7 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
         """What it says about the placement besides the minimum, as annotations."""
         constraints, claims = self.scheduling_constraints, self.resource_claims[:MOST_ENTRIES]
         found = {
-            NETWORK_TOPOLOGY: self.network_topology.mode if self.network_topology is not None else "",
+            **topologies(self.network_topology, self.sub_group_policy or ()),
             GROUP_TOPOLOGY: ", ".join(rule.key for rule in constraints.topology) if constraints is not None else "",
             PARENT_GROUP: self.parent_composite_pod_group_name or "",
             GROUP_CLAIMS: ", ".join(claim.name for claim in claims),

@@ -1037,6 +1037,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "pods/binding"): {"create"},
         ("ClusterRole", "pods/status"): {"patch"},
         ("ClusterRole", "persistentvolumeclaims"): {"get"},
+        ("ClusterRole", "hypernodes.topology.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.k8s.io"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},

@@ -327,6 +327,7 @@ _JOBS: Final = frozenset(
     f"{each.plural}.{each.api_version.partition('/')[0]}" for kind in JOB_KINDS for each in kind.objects
 )
 _KINDS: Final = (
+    "hypernodes.topology.volcano.sh",
     "statefulsets.apps",
     "jobs.batch",
     *sorted(_JOBS),

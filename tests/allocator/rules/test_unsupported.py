@@ -1,5 +1,6 @@
 """The table of what pods may request and the allocator does not do."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,13 +24,14 @@ from ascend.kube.kept import (
     MOST_WRONG,
     NETWORK_TOPOLOGY,
     PARENT_GROUP,
+    PART_TOPOLOGY,
     SOFT_SHARES,
     TASK_MINIMA,
     TOPOLOGY_MODE,
     settings_among,
 )
 from ascend.kube.objects import OwnerReference, Pod, SchedulingGroup
-from ascend.kube.workloads import NetworkTopology, PodGroup, PodGroupSpec
+from ascend.kube.workloads import PodGroup, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 from tests.allocator.jobs.manifests import job_object
@@ -94,7 +96,9 @@ TOLD = (
     pod("a", 8, annotations={"ra-block": "16"}),
     pod("a", 8, labels={"super-pod-affinity": "soft"}),
     pod("a", 8, annotations={"huawei.com/affinity-config": "level1=2"}),
+    pod("a", 8, annotations={PART_TOPOLOGY: "soft"}),
     pod("a", 8, annotations={NETWORK_TOPOLOGY: "soft"}),
+    pod("a", 8, labels={TOPOLOGY_MODE: "near"}),
     pod("a", 8, annotations={TASK_MINIMA: "ps 1, worker 2"}),
     pod("a", 8, annotations={PARENT_GROUP: "service"}),
     pod("a", 8, annotations={GROUP_CLAIMS: "network"}),
@@ -107,7 +111,7 @@ TOLD = (
     requesting("huawei.com/ascend910"),
 )
 REFUSED = (
-    (pod("a", 8, annotations={NETWORK_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 8, annotations={PART_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 8, annotations={GROUP_TOPOLOGY: "rack"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, annotations={"huawei.com/scheduler.softShareDev.policy": "elastic"}), Reason.UNSUPPORTED_POLICY),
@@ -305,21 +309,6 @@ def test_a_group_of_volcano_is_read() -> None:
     assert told.startswith("label fault-scheduling=grace: ")
 
 
-@pytest.mark.parametrize(("mode", "told"), [("soft", 1), ("hard", 0)])
-def test_the_network_topology_of_a_group_is_read(mode: str, told: int) -> None:
-    group = replace(pod_group(1), spec=PodGroupSpec(1, NetworkTopology(mode)))
-    world = World()
-    world.cluster.jobs.group_applied(VOLCANO, group)
-    each = pod("a", 8, annotations={GROUP: "train"})
-    world.add(node("n1"), each)
-    assert len(world.engine.without_effect(each)) == told
-    if mode == "hard":
-        assert (
-            f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, or of a part of it, hard: the allocator does not know"
-            in world.refusal(each).message
-        )
-
-
 VCJOB = """
 minAvailable: {minimum}
 tasks:
@@ -349,43 +338,43 @@ def test_the_minima_of_the_tasks_of_a_volcano_job_are_told(
 
 
 @pytest.mark.parametrize(("mode", "told"), [("soft", 1), ("hard", 0)])
-@pytest.mark.parametrize("of_task", [False, True])
-def test_the_network_topology_of_a_volcano_job_is_read(mode: str, told: int, *, of_task: bool) -> None:
-    world = World()
-    topology = f"networkTopology: {{mode: {mode}}}"
-    task = f"name: worker, template: {{}}, partitionPolicy: {{totalPartitions: 2, {topology if of_task else ''}}}"
-    spec = f"{{{'' if of_task else topology + ','} tasks: [{{{task}}}]}}"
-    world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec))
-    each = owned_by(pod("train-worker-0", 8), "Job", "batch.volcano.sh/v1alpha1")
+@pytest.mark.parametrize("of_task", [True, False])
+def test_the_network_topology_of_a_part_of_a_job_is_read(mode: str, told: int, *, of_task: bool) -> None:
+    world, topology = World(), {"networkTopology": {"mode": mode}}
+    if of_task:
+        task = f"name: worker, template: {{}}, partitionPolicy: {json.dumps(topology)}"
+        world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, f"{{tasks: [{{{task}}}]}}"))
+        each = owned_by(pod("train-worker-0", 8), "Job", "batch.volcano.sh/v1alpha1")
+    else:
+        spec = {"minMember": 1, "subGroupPolicy": [{"name": "a"}, {"name": "b", **topology}]}
+        world.cluster.jobs.group_applied(VOLCANO, replace(pod_group(1), spec=msgspec.convert(spec, PodGroupSpec)))
+        each = pod("a", 8, annotations={GROUP: "train"})
     world.add(node("n1"), each)
-    assert len(world.engine.without_effect(each)) == told
+    sentences = world.engine.without_effect(each)
+    assert len(sentences) == told
     if mode == "hard":
         assert world.refusal(each).reason is Reason.UNSUPPORTED_POLICY
 
 
-@pytest.mark.parametrize("mode", ["soft", "hard"])
-@pytest.mark.parametrize("place", ["annotation", "label", "part of the group", "whole group beside a part"])
-def test_a_network_topology_is_read_wherever_it_is_written(place: str, mode: str) -> None:
-    world, marks = World(), {TOPOLOGY_MODE: mode}
-    part, whole = {"networkTopology": {"mode": mode}}, {"networkTopology": {"mode": "soft"}}
-    spec: dict[str, object] = {"minMember": 1}
-    if place.startswith("part"):
-        spec["subGroupPolicy"] = [{"name": "a"}, {"name": "b", **part}]
-    elif place.startswith("whole"):
-        spec |= {**part, "subGroupPolicy": [whole]}
-    world.cluster.jobs.group_applied(VOLCANO, replace(pod_group(1), spec=msgspec.convert(spec, PodGroupSpec)))
+@pytest.mark.parametrize("place", ["annotation", "label", "group", "job"])
+@pytest.mark.parametrize(
+    ("minimum", "mode", "told"), [(1, "soft", 1), (1, "hard", 1), (2, "soft", 0), (2, "hard", 0), (2, "near", 1)]
+)
+def test_a_network_topology_that_does_not_count_is_told(place: str, minimum: int, mode: str, told: int) -> None:
+    world, marks, topology = World(), {TOPOLOGY_MODE: mode}, {"networkTopology": {"mode": mode}}
+    of_group = {"minMember": minimum, **(topology if place == "group" else {})}
     asking = pod(
-        "a",
-        8,
-        annotations={GROUP: "train", **(marks if place == "annotation" else {})},
+        "a", 8, annotations={GROUP: "train"} | (marks if place == "annotation" else {}),
         labels=marks if place == "label" else {},
-    )
+    )  # fmt: skip
+    if place == "job":
+        tasks = [{"name": "w", "replicas": 2, "template": {}}]
+        spec = json.dumps({"minAvailable": minimum, **topology, "tasks": tasks})
+        world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec))
+        asking = owned_by(pod("train-w-0", 8), "Job", "batch.volcano.sh/v1alpha1")
+    world.cluster.jobs.group_applied(VOLCANO, replace(pod_group(1), spec=msgspec.convert(of_group, PodGroupSpec)))
     world.add(node("n1"), asking)
-    if mode == "hard":
-        assert world.refusal(asking).reason is Reason.UNSUPPORTED_POLICY
-    else:
-        (told,) = world.engine.without_effect(asking)
-        assert told.endswith("nodes are chosen regardless of the network between them")
+    assert len(world.engine.without_effect(asking)) == told
 
 
 @pytest.mark.parametrize("of_group", [True, False])
