@@ -1,6 +1,7 @@
 """What the releaser decides, from environment variables, which `make release NAME=VALUE` sets."""
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     """Read the variables.
 
     Raises:
-        ReleaseError: one is absent or wrong.
+        ReleaseError: one is absent or wrong, or a program is not installed, which the build would use minutes later.
     """
     platforms = _listed(environment, "PLATFORMS", PLATFORMS)
     bases = {name: environment.get(_base_of(name)) or environment.get("BASE", "") for name in platforms}
@@ -79,7 +80,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     key = environment.get("RELEASE_KEY", "")
     if key and not Path(key).is_file():
         raise ReleaseError(f"RELEASE_KEY={key} is no file")
-    return Settings(
+    settings = Settings(
         bases=bases,
         build_base=environment.get("BUILD_BASE", ""),
         builder=environment.get("BUILDER", "") or "docker",
@@ -93,6 +94,10 @@ def read(environment: Mapping[str, str]) -> Settings:
         file_platforms=_listed(environment, "NPUCTL_PLATFORMS", FILE_PLATFORMS),
         file_pythons=_listed(environment, "NPUCTL_PYTHONS", FILE_PYTHONS),
     )
+    for program in (settings.helm, settings.uv, settings.builder.split()[0]):
+        if shutil.which(program, path=environment.get("PATH")) is None:
+            raise ReleaseError(f"{program} is not installed")
+    return settings
 
 
 def _listed(environment: Mapping[str, str], variable: str, known: Iterable[str]) -> tuple[str, ...]:
