@@ -41,8 +41,10 @@ def test_the_demo_of_every_product_has_a_pod_that_waits_for_a_chip(product: Prod
     assert product.chips - sum(pods[name] for name in pods if name != "serve") < request
 
 
-# A product of each family, and one that only a label tells.
-@pytest.mark.parametrize("product", ["910B-8", "910B-16", "A3-16", "mesh-8"])
+# A product of each family, and one that only a label tells: `make test` runs that one, beside the default's demo above.
+@pytest.mark.parametrize(
+    "product", [*(pytest.param(name, marks=pytest.mark.long) for name in ("910B-8", "910B-16", "A3-16")), "mesh-8"]
+)
 def test_the_demo_runs_for_other_products(product: str) -> None:
     done = subprocess.run([sys.executable, "-m", "sandbox.demo", product], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
