@@ -27,7 +27,7 @@ from npuctl.reading.manifests import read_manifests
 from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import Source
 from npuctl.topo.summary import Totals
-from npuctl.web.live import KeptChips, LiveCluster
+from npuctl.web.live import MANY_NODES, KeptChips, LiveCluster, groups_of
 
 _WIDTH: Final = 400
 """The browser breaks the lines."""
@@ -46,11 +46,13 @@ class WaitingWork:
         entries: the queue.
         kept: the chips that are kept, and those that pods get next.
         totals: sums over all nodes.
+        groups: sums over groups of them by level; none of a few nodes.
     """
 
     entries: tuple[QueueEntry, ...] = ()
     kept: KeptChips = field(default_factory=KeptChips)
     totals: Totals = field(default_factory=lambda: Totals.of(()))
+    groups: dict[str, list[Totals]] = field(default_factory=dict)
 
 
 class Answers:
@@ -68,11 +70,14 @@ class Answers:
     async def waiting(self) -> WaitingWork:
         """What waits now."""
         views = list(self._live.views.values())
+        where = {view.node: self._live.location(view.node) for view in views} if len(views) >= MANY_NODES else {}
 
         async def work(objects: ClusterObjects, source: Source) -> WaitingWork:
             evaluation = Evaluation(objects, source.settings, source.now_ns)
             entries = await Queue(evaluation).read()
-            return WaitingWork(entries, _kept(evaluation, entries), Totals.of(views))
+            return WaitingWork(
+                entries, _kept(evaluation, entries), Totals.of(views), groups_of(views, where) if where else {}
+            )
 
         return await self._work_out(work)
 

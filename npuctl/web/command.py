@@ -21,6 +21,9 @@ from npuctl.web.page import STYLE, ClusterPage
 _MOST_MESSAGE: Final = 128 * 1024
 """The largest message of a browser: a manifest, escaped."""
 
+_PATIENCE_S: Final = 20.0
+"""A page may connect so long after it was loaded, or after a connection was lost."""
+
 _MOST_REQUESTS: Final = 256
 """Requests and connections at once."""
 
@@ -58,6 +61,8 @@ async def run_web(source: Source, at: ServedAt) -> None:
             client = await stack.enter_async_context(await source.connect())
             await require_rights(client)
         live = LiveCluster(source)
+        if client is None:
+            live.read_files()
         hub = Hub(live)
         server = _Server(
             uvicorn.Config(
@@ -108,6 +113,7 @@ def _application(hub: Hub, at: ServedAt) -> WebGuard:
     @ui.page("/")
     def show() -> None:
         ui.add_css(STYLE)
+        ui.add_head_html('<link rel="preload" href="wall.json" as="fetch" crossorigin="anonymous">')
         page = ClusterPage(hub)
         hub.viewers.add(page)
         ui.context.client.on_delete(lambda: hub.viewers.discard(page))
@@ -119,6 +125,7 @@ def _application(hub: Hub, at: ServedAt) -> WebGuard:
         tailwind=False,
         binding_refresh_interval=None,
         message_history_length=0,
+        reconnect_timeout=_PATIENCE_S,
         show_welcome_message=False,
         gzip_middleware_factory=None,
     )

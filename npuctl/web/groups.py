@@ -1,18 +1,14 @@
 """Groups of nodes, where there are many: a treemap, and a list that begins with the most trouble."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from nicegui import ui
 from nicegui.events import EChartPointClickEventArguments
 
 from ascend.grammar import count
-from npuctl.topo.nodes import NodeView
 from npuctl.topo.summary import Totals
-from npuctl.web.live import LEVELS, LiveCluster, places
-
-MANY_NODES: Final = 1_000
-"""From so many nodes on groups of them are shown."""
+from npuctl.web.live import LEVELS
 
 _FULL: Final = (38, 70, 120)
 _EMPTY: Final = (253, 231, 140)
@@ -32,15 +28,15 @@ class GroupChooser:
         self._box = ui.element("div").classes("groups")
         self._sums: dict[str, list[Totals]] = {}
 
-    def show(self, live: LiveCluster) -> None:
-        """Show the groups of a cluster as they are now, if it has so many nodes."""
-        if len(live.views) < MANY_NODES:
+    def show(self, sums: dict[str, list[Totals]]) -> None:
+        """Show groups by level as they are now; none is chosen where there are no levels."""
+        if not sums or sums is self._sums:
             return
-        self._sums = {level: sums for level in LEVELS if len(sums := _sums(live, level)) > 1}
+        self._sums = sums
         if not self._box.default_slot.children:  # the library of the chart is large
             self._build()
         if self._level not in self._sums:
-            self._level = next(iter(self._sums), LEVELS[-1])
+            self._level = next(iter(self._sums))
             self._levels.set_options({level: f"by {level}" for level in self._sums}, value=self._level)
         self._draw()
 
@@ -71,20 +67,16 @@ class GroupChooser:
         self._chosen(LEVELS.index(self._level), place or "")
 
 
-def _sums(live: LiveCluster, level: str) -> list[Totals]:
-    """The sums over the nodes of each place at a level, those with the most trouble first."""
-    found: dict[str, list[NodeView]] = {}
-    at = LEVELS.index(level)
-    for view in live.views.values():
-        if place := places(view, live.location(view.node))[at]:
-            found.setdefault(place, []).append(view)
-    sums = [Totals.of(some, place) for place, some in found.items()]
-    return sorted(sums, key=lambda group: (-group.unhealthy, group.usable - group.nodes, group.product))
-
-
 def _in_short(group: Totals) -> str:
     broken = f", ✕ {group.unhealthy}" if group.unhealthy else ""
     return f"{group.product}: {group.free} of {count(group.chips, 'chip')} free{broken}"
+
+
+def _lines(group: Totals) -> Iterator[str]:
+    yield group.product.rpartition(" ")[2]
+    yield f"{group.free} free"
+    if group.unhealthy:
+        yield f"✕ {group.unhealthy}"
 
 
 def _treemap(shown: Sequence[Totals]) -> dict[str, Any]:
@@ -94,9 +86,7 @@ def _treemap(shown: Sequence[Totals]) -> dict[str, Any]:
             "value": group.chips,
             "itemStyle": {"color": _shade(group.free / max(group.chips, 1))},
             "label": {
-                "formatter": "\n".join(
-                    ["{b}", f"{group.free} free", *([f"✕ {group.unhealthy}"] * bool(group.unhealthy))]
-                ),
+                "formatter": "\n".join(_lines(group)),
                 "color": "#111" if group.free > group.chips / 3 else "#fff",
             },
         }
@@ -104,7 +94,8 @@ def _treemap(shown: Sequence[Totals]) -> dict[str, Any]:
     ]
     series = {
         "type": "treemap", "data": data, "roam": False, "nodeClick": False, "breadcrumb": {"show": False},
-        "width": "100%", "height": "100%", "animation": False, "label": {"overflow": "truncate"},
+        "width": "100%", "height": "100%", "left": 0, "top": 0, "animation": False,
+        "label": {"overflow": "truncate", "fontSize": 11, "lineHeight": 13, "padding": 2},
     }  # fmt: skip
     return {"series": [series], "tooltip": {"show": False}}
 

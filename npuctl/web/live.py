@@ -19,9 +19,11 @@ from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
 from ascend.errors import InvalidReport
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, PODS, ConfigMap, Pod
+from ascend.turn import Turn
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 from npuctl.reading.source import Source
 from npuctl.topo.nodes import ChipView, NodeView, node_view
+from npuctl.topo.summary import Totals
 
 TICK_S: Final = 0.2
 """Changes of this time come to the page together."""
@@ -29,6 +31,9 @@ TICK_S: Final = 0.2
 Changed = Callable[[list[str]], None]
 """Is called with the names of nodes that have changed, or are gone; with none if only pods that wait have changed."""
 
+
+MANY_NODES: Final = 1_000
+"""From so many nodes on groups of them are shown."""
 
 LEVELS: Final = (*Level, "product")
 """By what nodes are grouped, in the order of the places of a tile."""
@@ -99,20 +104,25 @@ class LiveCluster:
 
         return sort
 
+    def read_files(self) -> None:
+        """Show the files of the source.
+
+        Raises:
+            InvalidValue: a file is invalid.
+        """
+        self._files = self.source.read_files(strict=False).objects
+        health = self.source.settings.node_health_namespace or HEALTH_NAMESPACE
+        fill(self._cluster, self._files.watched_objects(health))
+
     async def run(self, client: KubeClient | None, changed: Changed) -> None:
-        """Follow the cluster, or show the files of the source, until cancelled.
+        """Follow the cluster until cancelled.
 
         Args:
-            client: the API server; None for files.
+            client: the API server; None if files were read.
             changed: called when nodes have changed, at most every ``TICK_S``.
         """
         if client is None:
-            self._files = self.source.read_files(strict=False).objects
-            fill(
-                self._cluster,
-                self._files.watched_objects(self.source.settings.node_health_namespace or HEALTH_NAMESPACE),
-            )
-            self._follow(changed)
+            await self._follow(changed)
             await asyncio.Event().wait()
             return
         self._informers = Informers(client, self._cluster, health_namespace=self.source.settings.node_health_namespace)
@@ -121,18 +131,19 @@ class LiveCluster:
             await self._informers.wait_until_synced()
             while True:
                 self._cluster.reports.age()
-                self._follow(changed)
+                await self._follow(changed)
                 await asyncio.sleep(TICK_S)
 
-    def _follow(self, changed: Changed) -> None:
+    async def _follow(self, changed: Changed) -> None:
         if self._revision == (revision := self._cluster.changes.revision + self._pods):
             return
         self._revision = revision
         found = self._cluster.changes.since(self._seen)
         names = list(self._cluster.nodes.keys() | self.views.keys()) if found is None else found
         self._seen = self._cluster.changes.revision
-        reports = self._reports()
+        reports, turn = self._reports(), Turn()
         for name in names:
+            await turn.share()
             view = self._view(name, reports.get(f"{NAMESPACE}/{config_map_name(name)}"))
             if view is not None and view.is_npu:
                 self.views[name] = view
@@ -170,6 +181,23 @@ async def require_rights(client: KubeClient) -> None:
     """
     for resource in (NODES, PODS):
         await client.request("GET", resource.path(), query={"limit": "1"})
+
+
+def groups_of(views: Iterable[NodeView], where: Mapping[str, Location]) -> dict[str, list[Totals]]:
+    """The sums over the nodes of each place, by level, those with the most trouble first; no level with one place."""
+    found: dict[str, dict[str, list[NodeView]]] = {level: {} for level in LEVELS}
+    for view in views:
+        for level, place in zip(LEVELS, places(view, where[view.node]), strict=True):
+            if place:
+                found[level].setdefault(place, []).append(view)
+    return {
+        level: sorted(
+            (Totals.of(some, place) for place, some in sums.items()),
+            key=lambda group: (-group.unhealthy, group.usable - group.nodes, group.product),
+        )
+        for level, sums in found.items()
+        if len(sums) > 1
+    }
 
 
 def tile_of(view: NodeView, location: Location, kept: KeptChips) -> Tile:

@@ -92,7 +92,7 @@ class ClusterPage:
                     "dense clearable debounce=200"
                 )
             columns = [{"name": "job", "label": "job", "field": "job"}]
-            self._queue = ui.table(rows=[], columns=columns, row_key="id").props("hide-header flat")
+            self._queue = ui.table(rows=[], columns=columns, row_key="id").props("hide-header hide-no-data flat")
             self._queue.add_slot("body", _ROW)
             self._queue.on("choose", lambda event: self._choose_job(str(event.args)))
             self._said = ui.label().classes("said")
@@ -119,9 +119,8 @@ class ClusterPage:
         """The queue was decided on again."""
         waiting = self._hub.waiting
         pods = sum(len(entry.pods) for entry in waiting.entries)
-        self._totals.text = (
-            f"{waiting.totals} · {count(pods, 'pod')} of {count(len(waiting.entries), 'job')} in the queue"
-        )
+        queue = f"{count(pods, 'pod')} of {count(len(waiting.entries), 'job')} in the queue" if pods else "none waits"
+        self._totals.text = f"{waiting.totals} · {queue}"
         wanted = (self._filter.value or "").lower()
         found = [entry for entry in waiting.entries if wanted in entry.job.lower()]
         self._queue.rows = [self._row(entry) for entry in found[:_MOST_ROWS]]
@@ -129,7 +128,7 @@ class ClusterPage:
         self._said.text = (
             "no pod waits for chips" if not found else f"and {count(left, 'job')} more" if left > 0 else ""
         )
-        self._groups.show(self._hub.live)
+        self._groups.show(waiting.groups)
 
     def _row(self, entry: QueueEntry) -> dict[str, Any]:
         starts = entry.next in {Next.STARTS, Next.PREEMPTS}

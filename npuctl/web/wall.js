@@ -62,12 +62,13 @@ export default {
   },
   methods: {
     async load() {
+      const asked = performance.now();
       const answer = await (await fetch("wall.json")).json();
       for (const tile of answer.tiles) this.tiles.set(tile[0], tile);
       this.seq = answer.seq;
       for (const [seq, tiles, gone] of this.early.splice(0)) this.patch(seq, tiles, gone);
       this.lay();
-      requestAnimationFrame(() => { this.canvas.dataset.drawn = Math.round(performance.now()); });
+      requestAnimationFrame(() => { this.canvas.dataset.drawn = Math.round(performance.now()); this.canvas.dataset.loaded = Math.round(performance.now() - asked); });
     },
     patch(seq, tiles, gone) {
       if (this.seq < 0) return void this.early.push([seq, tiles, gone]);
@@ -80,7 +81,7 @@ export default {
       if (gone.length || this.tiles.size !== known) this.lay();
       else this.draw();
       this.canvas.dataset.patched = Math.round(performance.now() - started);
-      this.canvas.dataset.patches = Number(this.canvas.dataset.patches || 0) + 1;
+      this.canvas.dataset.tiles = Number(this.canvas.dataset.tiles || 0) + tiles.length;
       this.say();
     },
     overlay(over) { this.over = over; this.draw(); },
@@ -102,7 +103,8 @@ export default {
         this.tile = [columns * this.step + gaps * this.gap + margin, rows * this.step + breaks * this.gap + this.top + margin];
         this.across = Math.max(1, Math.floor(width / this.tile[0]));
         this.height = Math.ceil(this.shown.length / this.across) * this.tile[1];
-        if (this.height <= Math.max(360, innerHeight * 0.75)) break;
+        const screens = this.shown.length > 200 ? 0.75 : 1.5; // of a group the names are worth scrolling
+        if (this.height <= Math.max(360, innerHeight * screens)) break;
       }
       const scale = devicePixelRatio || 1;
       this.canvas.width = width * scale;

@@ -36,6 +36,7 @@ from tests.bench import (
     verbs,
     volcano,
     waiting,
+    web,
 )
 from tests.bench.outcome import Outcome, Run
 
@@ -60,6 +61,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "growth": growth.measure,
     "telemetry": telemetry.measure,
     "verbs": verbs.measure,
+    "web": web.measure,
 }
 SEED: Final = 910
 PLOTS: Final = Path("build/bench")

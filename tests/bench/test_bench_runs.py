@@ -11,7 +11,7 @@ import pytest
 from tests.bench import __main__ as command_line
 from tests.cluster import requirements
 
-_REAL_CLUSTER = ("plugin", "scheduler", "scheduler-tls", "gang_starts", "waiting")
+_REAL_CLUSTER = ("plugin", "scheduler", "scheduler-tls", "gang_starts", "waiting", "web")
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ async def measure(run: Run) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         for nodes, waiting in _QUICK if run.quick else _FULL:
             path = Path(folder) / f"{nodes}.json"
-            objects = list(_cluster(nodes, waiting, random.Random(run.seed)))
+            objects = list(cluster(nodes, waiting, random.Random(run.seed)))
             path.write_text(json.dumps(as_list(*objects)))
             verbs = _verbs(objects[-1]["metadata"]["name"])
             for number in run.steps(f"verbs on {nodes} nodes", len(verbs)):
@@ -74,7 +74,7 @@ def _verbs(last: str) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _cluster(nodes: int, waiting: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+def cluster(nodes: int, waiting: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Servers of 8 chips, of which most have a pod, and pods that wait, most of them in gangs."""
     for number in range(nodes):
         name = f"npu-{number:05d}"

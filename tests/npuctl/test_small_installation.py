@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ascend.daemon.exits import LIBRARIES
+from ascend.daemon.exits import LIBRARIES, PAGE
 from tests.npuctl.test_cli import OBJECTS
 
 WITHOUT = """
@@ -66,6 +66,12 @@ def test_a_node_is_not_checked_without_them() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("npuctl doctor without --cluster needs ")
     assert done.stderr.endswith(", which is not installed: install ascend-affinity[programs]\n")
+
+
+def test_the_page_is_not_served_without_its_library() -> None:
+    done = run("web", without=PAGE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "npuctl web needs uvicorn, which is not installed: install ascend-affinity[web]\n"
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,13 @@ async def server() -> AsyncIterator[ApiServer]:
 async def url(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Where npuctl web serves its page."""
     kubeconfig = write_kubeconfig(tmp_path_factory.mktemp("web"), server, "secret")
-    async with served("--kubeconfig", str(kubeconfig)) as running:
+    async with served("--kubeconfig", str(kubeconfig)) as (running, _):
         yield running
 
 
 @asynccontextmanager
-async def served(*options: str) -> AsyncIterator[str]:
-    """Run npuctl web with options; gives the address of the page."""
+async def served(*options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """Run npuctl web with options; gives the address of the page, and the process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "npuctl.cli", "web", "--port", "0", *options), stdout=asyncio.subprocess.PIPE
     )
@@ -71,7 +71,7 @@ async def served(*options: str) -> AsyncIterator[str]:
         async with asyncio.timeout(60):
             said = (await process.stdout.readline()).decode()
         assert said.startswith("npuctl web: http://127.0.0.1:")
-        yield said.split()[-1]
+        yield said.split()[-1], process
     finally:
         process.terminate()
         assert await process.wait() == -signal.SIGTERM

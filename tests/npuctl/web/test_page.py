@@ -1,4 +1,4 @@
-"""The page of npuctl web, as somebody uses it."""
+"""The page of npuctl web, as somebody uses it. With SCREENSHOTS=docs/images it makes the pictures of docs/web.md."""
 
 import os
 import re
@@ -28,7 +28,9 @@ async def plan(page: Page, manifest: str) -> None:
 
 async def choose(page: Page, node: str, chip: int = -1) -> None:
     """Click on a node, or on a chip of it."""
-    found = await page.eval_on_selector(CANVAS, "(canvas, [node, chip]) => canvas.spot(node, chip)", [node, chip])
+    at = f"canvas.spot({node!r}, {chip})"
+    await page.eval_on_selector(CANVAS, f"canvas => scrollBy(0, {at}.y - innerHeight / 2)")
+    found = await page.eval_on_selector(CANVAS, f"canvas => {at}")
     await page.mouse.click(found["x"], found["y"])
 
 
