@@ -569,6 +569,9 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="The seed of all random choices.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page with drawings.", show_default=False)
+    ] = None,
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show how long jobs would wait, on a virtual clock.
@@ -590,6 +593,7 @@ def simulate(
         checkpoint=checkpoint,
         running=running,
         seed=seed,
+        html=html,
     )
     return asyncio.run(run_simulate(source, options, output))
 

@@ -19,6 +19,7 @@ from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import Source, rfc3339
 from npuctl.simulate.answer import LeftOut, SimulationAnswer, left_out, result_of
 from npuctl.simulate.jobs import HOUR_S, SimulatedJob, random_jobs, read_jobs
+from npuctl.simulate.page import page
 from npuctl.simulate.servers import described_nodes
 from npuctl.simulate.sides import ALLOCATOR, Side, read_load
 
@@ -44,6 +45,7 @@ class SimulateOptions:
         checkpoint: how often jobs save their work, in hours.
         running: how long the pods of the cluster still run, in hours; None for ever.
         seed: of all random choices.
+        html: the file to write the answer to as a page; None for none.
     """
 
     servers: str = ""
@@ -57,6 +59,7 @@ class SimulateOptions:
     checkpoint: float = 1.0
     running: float | None = None
     seed: int = 0
+    html: Path | None = None
 
     def base(self, objects: ClusterObjects, source: Source) -> Side:
         """Return the side with what was given.
@@ -95,6 +98,11 @@ async def run_simulate(source: Source, options: SimulateOptions, output: Output)
     base = options.base(objects, source)
     sides = [base, *(base.with_changes(text) for text in options.compare or _DEFAULT_COMPARED)]
     answer = simulate(sides, options, rfc3339(source.now_ns))
+    if options.html is not None:
+        try:
+            options.html.write_text(page(answer), encoding="utf-8")
+        except OSError as error:
+            raise InvalidValue(f"--html: {error}") from error
     show(answer, output, lambda: render(answer))
     return 0
 

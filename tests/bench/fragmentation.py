@@ -9,10 +9,10 @@ from typing import Final
 
 from rich.table import Table
 
+from npuctl.simulate.chart import Panel
 from tests.bench.occupancy import Occupancy, Sample
-from tests.bench.outcome import Outcome, Run, p99, table
+from tests.bench.outcome import Outcome, Run, p99, save_chart, table
 from tests.bench.placers import Place, Placer, placers
-from tests.bench.plot import Panel, save
 from tests.bench.trace import MEAN_LIFE_H, Job, in_turn, trace
 
 NODES: Final = 100
@@ -189,4 +189,4 @@ def _plot(path: Path, seen: dict[str, list[tuple[float, Sample]]]) -> None:
         Panel("Free chips stranded in rings that are partly used", "chips in use, %", "chips", stranded),
         Panel("Largest job that could still be placed", "chips in use, %", "chips", largest),
     ]
-    save(path, f"What is free on {NODES} servers of 8 chips, by placement rule", panels)
+    save_chart(path, f"What is free on {NODES} servers of 8 chips, by placement rule", panels)

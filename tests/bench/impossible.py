@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ascend.observe.logs import configure_logs
+from npuctl.simulate.chart import Panel, Points
 from tests.allocator.binding.impossible import KINDS, Queue, good
 from tests.allocator.binding.simulation import CHIPS
 from tests.bench.__main__ import PLOTS
-from tests.bench.plot import Panel, Points, save
+from tests.bench.outcome import save_chart
 
 COUNTS: Final = (12, 100)
 LIMIT_S: Final = 150
@@ -89,7 +90,7 @@ async def main(plot: Path) -> None:
         )
         for kind, title in PANELS.items()
     ]
-    save(plot, "How long a gang waits that fits on what is free (150 s and more are drawn as 150 s)", panels)
+    save_chart(plot, "How long a gang waits that fits on what is free (150 s and more are drawn as 150 s)", panels)
     Console().print(f"The chart: {plot}")
 
 

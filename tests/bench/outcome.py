@@ -15,6 +15,9 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from npuctl.simulate.chart import Panel, drawn
+from npuctl.simulate.measures import percentile
+
 LINE_S: Final = 10.0
 
 
@@ -84,10 +87,10 @@ class Outcome:
         self.shown += [Text(title, style="bold"), table, *(Text(f"  {note}", style="dim") for note in notes), Text()]
 
 
-def percentile(samples: Sequence[float], share: float) -> float:
-    """The percentile by nearest rank; ``share`` is between 0 and 1."""
-    ordered = sorted(samples)
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+def save_chart(path: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Write a line chart; create its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(drawn(title, panels))
 
 
 def p50(samples: Sequence[float]) -> float:

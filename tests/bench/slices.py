@@ -20,9 +20,9 @@ from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.templates import Media, VnpuTemplate
+from npuctl.simulate.chart import Panel
 from tests.allocator.cores import B4, core_node, core_pod
-from tests.bench.outcome import Outcome, Run, table
-from tests.bench.plot import Panel, save
+from tests.bench.outcome import Outcome, Run, save_chart, table
 from tests.bench.trace import MEAN_LIFE_H
 
 NODES: Final = 20
@@ -257,7 +257,7 @@ async def measure(run: Run) -> Outcome:
     path = run.plots / "slices.svg"
     beyond_by_use = {name: seen.beyond() for name, seen in all_seen.items()}
     panel = Panel("Chips in use beyond the fewest possible", "AI cores in use, %", "chips", beyond_by_use)
-    save(path, f"Parts of {CHIPS} chips of 20 AI cores, by placement rule", [panel])
+    save_chart(path, f"Parts of {CHIPS} chips of 20 AI cores, by placement rule", [panel])
     outcome.show(
         f"slices: {count:,} pods with 5 or 10 AI cores, or a whole chip, on {CHIPS} chips (910B4) of {NODES} nodes",
         shown,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from npuctl.simulate.chart import Panel
 from tests.bench.fragmentation import CHIPS, NODES, PODS_IN_TURN, replay
 from tests.bench.occupancy import Occupancy
+from tests.bench.outcome import save_chart
 from tests.bench.placers import AtRandom, FirstFit, placers
-from tests.bench.plot import Panel, save
 from tests.bench.trace import in_turn, trace
 
 
@@ -60,7 +61,7 @@ def test_an_invalid_placement_is_an_error(chips: tuple[int, ...]) -> None:
 def test_a_plot_is_well_formed_and_stays_within_its_frame(tmp_path: Path) -> None:
     path = tmp_path / "new" / "plot.svg"
     series = {"a < b": [(55.0, 0.0), (95.0, 163.0)], "one point": [(60.0, 2.0)]}
-    save(path, "R & D", [Panel("left", "x", "y", series), Panel("flat", "x", "y", {"zero": [(1.0, 0.0)]})])
+    save_chart(path, "R & D", [Panel("left", "x", "y", series), Panel("flat", "x", "y", {"zero": [(1.0, 0.0)]})])
     root = ET.fromstring(path.read_text())
     width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
     lines = root.findall("{http://www.w3.org/2000/svg}polyline")

@@ -1,9 +1,11 @@
 """``npuctl simulate``: what jobs, servers and chips do on the virtual clock, and what is printed of it."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +17,11 @@ from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue
 from npuctl.cli import app
 from npuctl.reading.objects import ClusterObjects
-from npuctl.simulate.answer import result_of
+from npuctl.simulate.answer import SimulationAnswer, result_of
 from npuctl.simulate.engine import Engine
 from npuctl.simulate.jobs import HOUR_S, SimulatedJob
 from npuctl.simulate.measures import Measures
+from npuctl.simulate.page import page
 from npuctl.simulate.policies import POLICIES
 from npuctl.simulate.servers import Fleet, PodPlace, described_nodes
 from npuctl.simulate.sides import ALLOCATOR, Side
@@ -339,3 +342,29 @@ def test_people_see_waits_by_size_and_what_chip_hours_were_lost_to() -> None:
     for title in ("SETTING", "WAIT MEAN", "WRONG", "CHIP-HOURS", "STRANDED", "policy=spread"):
         assert title in done.stdout
     assert "4 servers (910A), 32 chips" in done.stdout
+
+
+def test_the_page_is_complete_in_itself_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    done = invoke("--servers", "4x910A-8", "--rate", "2=20", "--hours", "12", "--html", str(path))
+    assert done.exit_code == 0, done.output
+    text = path.read_text()
+    assert text.count("<svg") == 1
+    assert "policy=spread" in text
+    assert not re.search(r"(src|href)=|url\(|@import|<script", text)
+    found = simulate_side_named("<b>&\x1b")
+    assert "<b>" not in page(found)
+    assert "&lt;b&gt;&amp;" in page(found)
+    assert "\x1b" not in page(found)
+    ET.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+
+
+def simulate_side_named(name: str) -> SimulationAnswer:
+    result = result_of(name, side("1x910B-8").run(jobs_of((0.0, 1, 8, 1.0))))
+    return SimulationAnswer("2026-01-01T00:00:00Z", 1, ("910B-8",), 8, 1, 0.0, (), (result,))
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = invoke("--servers", "1x910B-8", "--rate", "1=1", "--html", str(tmp_path / "none" / "page.html"))
+    assert done.exit_code == 2
+    assert "--html: " in done.stderr

@@ -1,9 +1,9 @@
-"""A line chart as an SVG file, without a library: a few panels side by side, one line for each series."""
+"""A line chart as SVG, without a library: a few panels side by side, one line for each series."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import cycle
 from typing import Final, TypeAlias
 from xml.sax.saxutils import escape
 
@@ -20,6 +20,9 @@ _STYLES: Final = (
     ("#009e73", "", 2.0),
     ("#e69f00", "6 4", 1.5),
     ("#009e73", "6 4", 1.5),
+    ("#cc79a7", "", 2.0),
+    ("#56b4e9", "2 3", 2.0),
+    ("#d55e00", "8 3", 1.5),
 )
 
 
@@ -40,13 +43,12 @@ class Panel:
     series: Mapping[str, Points]
 
 
-def save(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Write the chart; create its folder if it is missing.
+def drawn(title: str, panels: Sequence[Panel]) -> str:
+    """Return the chart.
 
     Args:
-        path: where.
         title: above everything.
-        panels: from left to right; the same series in each, at most five.
+        panels: from left to right; the same series in each.
     """
     width = len(panels) * (_LEFT + _PANEL[0]) + (len(panels) - 1) * (_GAP - _LEFT) + 24
     height = _TOP + _LINE + _PANEL[1] + _BELOW
@@ -60,13 +62,12 @@ def save(path: Path, title: str, panels: Sequence[Panel]) -> None:
     ]
     for number, panel in enumerate(panels):
         lines += _draw(panel, _LEFT + number * (_PANEL[0] + _GAP), _TOP + _LINE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*lines, "</svg>", ""]))
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def _legend(names: Sequence[str], y: float) -> list[str]:
     lines, x = [], float(_LEFT)
-    for name, (colour, dash, width) in zip(names, _STYLES, strict=False):
+    for name, (colour, dash, width) in zip(names, cycle(_STYLES), strict=False):
         lines.append(_line([(x, y - 4), (x + 26, y - 4)], colour, dash, width))
         lines.append(_text(x + 32, y, name))
         x += 32 + 6.4 * len(name) + 26
@@ -94,7 +95,7 @@ def _draw(panel: Panel, left: float, top: float) -> list[str]:
     lines.append(_text(left + width / 2, top + height + 40, panel.across, anchor="middle", colour=_FAINT))
     drawn = [
         _line([at(x, y) for x, y in points], *style)
-        for points, style in zip(panel.series.values(), _STYLES, strict=False)
+        for points, style in zip(panel.series.values(), cycle(_STYLES), strict=False)
     ]
     # The first series is drawn last, above the others.
     return [*lines, *reversed(drawn)]
