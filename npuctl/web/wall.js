@@ -42,7 +42,7 @@ const layoutOf = (sizes) => {
 export default {
   template: `<div class="wall"><canvas tabindex="0" role="application"
     aria-label="The chips of all nodes. Arrows: node; shift and arrows: chip; Enter: choose; Escape: show all"
-    @click="clicked" @mousemove="hovered" @mouseleave="here = -1; say()" @keydown="typed"></canvas>
+    @click="clicked" @mousemove="hovered" @mouseleave="move(-1, -1)" @keydown="typed"></canvas>
     <p class="spot" aria-live="polite">{{ said }}</p></div>`,
   data: () => ({ said: "" }),
   mounted() {
@@ -79,7 +79,7 @@ export default {
       for (const name of gone) this.tiles.delete(name);
       for (const tile of tiles) this.tiles.set(tile[0], tile);
       if (gone.length || this.tiles.size !== known) this.lay();
-      else this.draw();
+      else this.draw(tiles.map((tile) => this.order.get(tile[0])).filter((at) => at !== undefined));
       this.canvas.dataset.patched = Math.round(performance.now() - started);
       this.canvas.dataset.tiles = Number(this.canvas.dataset.tiles || 0) + tiles.length;
       this.say();
@@ -92,6 +92,7 @@ export default {
       if (!width || this.seq < 0) return;
       const inside = ([, , , places]) => !this.place || places[this.place[0]] === this.place[1];
       this.shown = [...this.tiles.values()].filter(inside).map((tile) => tile[0]).sort(natural);
+      this.order = new Map(this.shown.map((name, at) => [name, at]));
       const shapes = this.shown.map((name) => layoutOf(this.tiles.get(name)[4]));
       const most = (of) => shapes.reduce((max, shape) => Math.max(max, of(shape)), 1);
       const columns = most((s) => s.columns), rows = most((s) => s.rows), gaps = most((s) => s.gaps), breaks = most((s) => s.breaks);
@@ -112,19 +113,22 @@ export default {
       this.canvas.style.height = `${Math.max(this.height, 40)}px`;
       this.draw();
     },
-    draw() {
+    // Draws all tiles, or only some: of thousands a pointer that moves would else draw all of them again.
+    draw(some) {
       if (this.seq < 0 || !this.tile) return;
       const pen = this.canvas.getContext("2d"), style = getComputedStyle(this.$el);
       const scale = devicePixelRatio || 1;
       const ink = (this.ink = Object.fromEntries(["free", "line", "text", "closed", "broken", "good", "focus", "back"]
         .map((name) => [name, style.getPropertyValue(`--${name}`).trim()])));
       pen.setTransform(scale, 0, 0, scale, 0, 0);
-      pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
       pen.font = "11px sans-serif";
-      this.shown.forEach((name, at) => {
-        const tile = this.tiles.get(name);
-        if (tile) this.drawTile(pen, tile, (at % this.across) * this.tile[0], Math.floor(at / this.across) * this.tile[1], at === this.here);
-      });
+      if (!some) pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+      for (const at of some || this.shown.keys()) {
+        const tile = this.tiles.get(this.shown[at]);
+        const left = (at % this.across) * this.tile[0], top = Math.floor(at / this.across) * this.tile[1];
+        if (some) pen.clearRect(left - 1, top - 1, ...this.tile);
+        if (tile) this.drawTile(pen, tile, left, top, at === this.here);
+      }
       Object.assign(this.canvas.dataset, { nodes: this.shown.length, size: this.size, dimmed: Object.keys(this.over.dim || {}).length });
     },
     drawTile(pen, [name, , reason, , sizes, jobs, chips], left, top, isHere) {
@@ -210,8 +214,9 @@ export default {
     },
     move(at, chip) {
       if (at === this.here && chip === this.chip) return;
+      const moved = [this.here, at].filter((one) => this.shown[one]);
       [this.here, this.chip] = [at, chip];
-      this.draw();
+      this.draw(moved);
       this.say();
     },
     hovered(event) { this.move(...this.at(event)); },
