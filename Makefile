@@ -25,6 +25,8 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2
 # Versions of Kubernetes whose programs `make test-long` runs the tests of the real cluster with, beside the newest one
 # that `make test` takes (tests/cluster/binaries.py).
 OTHER_KUBERNETES := 1.36.3 1.34.4 1.32.9
+# The same for Kueue, beside 0.14.0 (tests/cluster/controllers.py).
+OTHER_KUEUE := 0.17.0
 
 .PHONY: help setup demo test test-fast test-long lint format bench soak release docs site protos cluster-up cluster-down
 
@@ -58,6 +60,9 @@ test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, a
 		$(RUN) pytest --numprocesses=$(WORKERS) -m 'real and not long' --junitxml=build/real-$$version.xml || failed=$$?; \
 		$(RUN) python -m tests.cluster record build/real-$$version.xml; \
 		[ -z "$${failed:-}" ] || exit $$failed; \
+	done
+	@for version in $(OTHER_KUEUE); do \
+		KUEUE_VERSION=$$version $(RUN) pytest --numprocesses=$(WORKERS) -m 'real and long' -k kueue tests/workloads; \
 	done
 	@$(RUN) python -m tests.soak
 

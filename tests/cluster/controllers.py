@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,7 @@ class Controller:
         secret: the Secret (namespace, name) from which it takes its certificate, and the certificate's DNS name; empty
             if it reads files only.
         webhook_names: the names that it expects of its webhook configurations, by kind.
+        converted: the plural names of the kinds whose versions its webhook converts, as in its kustomization.
         kinds: the kinds of jobs that are tried with it.
         is_long: it takes minutes to build, so its tests belong to `make test-long`.
     """
@@ -62,6 +63,7 @@ class Controller:
     pods: str = ""
     secret: tuple[str, ...] = ()
     webhook_names: Mapping[str, str] = field(default_factory=dict)
+    converted: tuple[str, ...] = ()
     kinds: str = ""
     is_long: bool = False
 
@@ -138,6 +140,30 @@ def _configured(group: str, **more: Any) -> dict[str, Any]:
     return {"apiVersion": group, "kind": "Configuration", "leaderElection": {"leaderElect": False}, **more}
 
 
+_KUEUE: Final = Controller(
+    "kueue",
+    "sigs.k8s.io/kueue",
+    "sigs.k8s.io/kueue/cmd/kueue",
+    ("config/components/crd/bases", "config/components/webhook/manifests.yaml"),
+    # Without its own certificate management it reads a certificate for its metrics from a fixed path.
+    _configured(
+        "config.kueue.x-k8s.io/v1beta1",
+        integrations={"frameworks": ["batch/job", "pod"]},
+        clientConnection={"qps": 1000, "burst": 1000},
+        # As in its own manifests; otherwise it is 1.
+        controller={"groupKindConcurrency": {"Job.batch": 5, "Pod": 5, "Workload.kueue.x-k8s.io": 5}},
+    ),
+    # Its API server for pending workloads would need another certificate.
+    flags=("--feature-gates=VisibilityOnDemand=false",),
+    secret=("kueue-system", "kueue-webhook-server-cert", "kueue-webhook-service.kueue-system.svc"),
+    webhook_names={
+        "MutatingWebhookConfiguration": "kueue-mutating-webhook-configuration",
+        "ValidatingWebhookConfiguration": "kueue-validating-webhook-configuration",
+    },
+    kinds="plain pods, Job",
+    is_long=True,
+)
+
 CONTROLLERS: Final = {
     each.name: each
     for each in (
@@ -159,26 +185,11 @@ CONTROLLERS: Final = {
             pods="leaderworkerset.sigs.k8s.io/name",
             kinds="LeaderWorkerSet",
         ),
-        Controller(
-            "kueue",
-            "sigs.k8s.io/kueue",
-            "sigs.k8s.io/kueue/cmd/kueue",
-            ("config/components/crd/bases", "config/components/webhook/manifests.yaml"),
-            # Without its own certificate management it reads a certificate for its metrics from a fixed path.
-            _configured(
-                "config.kueue.x-k8s.io/v1beta1",
-                integrations={"frameworks": ["batch/job", "pod"]},
-                clientConnection={"qps": 1000, "burst": 1000},
-            ),
-            # Its API server for pending workloads would need another certificate.
-            flags=("--feature-gates=VisibilityOnDemand=false",),
-            secret=("kueue-system", "kueue-webhook-server-cert", "kueue-webhook-service.kueue-system.svc"),
-            webhook_names={
-                "MutatingWebhookConfiguration": "kueue-mutating-webhook-configuration",
-                "ValidatingWebhookConfiguration": "kueue-validating-webhook-configuration",
-            },
-            kinds="plain pods, Job",
-            is_long=True,
+        _KUEUE,
+        replace(
+            _KUEUE,
+            name="kueue-0.17.0",
+            converted=("clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads"),
         ),
         Controller(
             "training-operator",
@@ -246,8 +257,8 @@ def start(cluster: Cluster, name: str, folder: Path, flags: Iterable[str] = ()) 
     controller = CONTROLLERS[name]
     health, webhook = free_ports(2)
     # cert-controller, which some of them use, replaces certificates that expire within 90 days, and a CA that is not
-    # valid for its own name; it reads only such keys.
-    authority = Authority(folder, f"{name}-ca", days=365, rsa=True)
+    # valid for its own name, whatever its version; it reads only such keys.
+    authority = Authority(folder, f"{controller.module.rpartition('/')[2]}-ca", days=365, rsa=True)
     dns_name = controller.secret[2] if controller.secret else "localhost"
     pair = authority.sign(dns_name, f"DNS:{dns_name}", "IP:127.0.0.1")
     certificates = folder / f"{name}-certificates"
@@ -315,13 +326,17 @@ def _is_served(api: Server, spec: Mapping[str, Any]) -> bool:
 
 
 def _install(api: Server, controller: Controller, item: dict[str, Any], url: str, ca: Path) -> None:
+    bundle = base64.b64encode(ca.read_bytes()).decode()
     if item["kind"] not in _WEBHOOKS:
+        if item.get("spec", {}).get("names", {}).get("plural") in controller.converted:
+            asked = {"url": f"{url}/convert", "caBundle": bundle}
+            webhook = {"clientConfig": asked, "conversionReviewVersions": ["v1"]}
+            item["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
         apply(api, item)
         return
     name = controller.webhook_names.get(item["kind"], f"{controller.name}-{item['kind'].lower()}")
     for webhook in item["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
-        bundle = base64.b64encode(ca.read_bytes()).decode()
         webhook["clientConfig"] = {"url": url + path, "caBundle": bundle}
         if controller.pods and path.endswith("-v1-pod"):
             webhook["objectSelector"] = {"matchExpressions": [{"key": controller.pods, "operator": "Exists"}]}

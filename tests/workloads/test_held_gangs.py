@@ -9,9 +9,9 @@ from allocator.rules.vacancy import Vacancy
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import PODS, Pod
 from tests.workloads.test_kueue import QUEUE
-from tests.workloads.world import KUEUE_WORKLOADS, Workloads, example
+from tests.workloads.world import KUEUE, KUEUE_WORKLOADS, Workloads, example
 
-CONTROLLERS = ("kueue",)
+CONTROLLERS = (KUEUE,)
 DEFINITIONS = ()
 BOUND_S: Final = 30.0
 COUNT: Final = 12

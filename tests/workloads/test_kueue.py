@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.workloads.world import Workloads, chips, example
+from tests.workloads.world import KUEUE, Workloads, chips, example
 
-CONTROLLERS = ("kueue",)
+CONTROLLERS = (KUEUE,)
 DEFINITIONS = ()
 QUEUE = "/apis/kueue.x-k8s.io/v1beta1/clusterqueues/training"
 

@@ -1,6 +1,8 @@
-"""Jobs that arrive at random, on the real Kueue with topology-aware scheduling: with the admission check none is stuck.
+"""Jobs that arrive at random, on the real Kueue with topology-aware scheduling, with and without the admission check.
 
-``ARRIVALS=1000`` before the command has more jobs arrive; the figures are printed (``-s``).
+Both ways run side by side: one control plane has two equal pools of servers with a queue each, and of each job one
+arrives for either queue at the same moment. ``ARRIVALS=1000`` before the command has more jobs arrive; the figures are
+printed (``-s``).
 """
 
 import asyncio
@@ -10,57 +12,65 @@ import random
 import statistics
 import sys
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pytest
 
-from allocator.admission.objects import CONTROLLER
+from allocator.admission.objects import CONTROLLER, Workload, kinds
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
-from ascend.kube.objects import Pod
+from ascend.kube.objects import PODS, Pod
+from ascend.kube.reflector import Reflector
 from tests.bench.fake_cluster import fake_node
-from tests.workloads.world import Workloads, example
+from tests.workloads.world import KUEUE, Workloads, example
 
-CONTROLLERS = ("kueue",)
+CONTROLLERS = (KUEUE,)
 DEFINITIONS = ()
 SETTINGS = {"admission_checks": True, "max_report_age_s": 3600.0}
 API: Final = "kueue.x-k8s.io/v1beta1"
-WORKLOADS: Final = f"/apis/{API}/namespaces/default/workloads"
+POOL: Final = "example.org/pool"
 RACK: Final = "example.org/rack"
 ARRIVALS: Final = int(os.environ.get("ARRIVALS", "60"))
-NODES, RACKS, CHIPS = 8, 2, 8
+NODES, RACKS, CHIPS = (32, 4, 8) if ARRIVALS > 200 else (8, 2, 8)
 SHAPES: Final = ((1, 1), (1, 1), (1, 1), (1, 2), (1, 2), (1, 4), (1, 4), (1, 8), (2, 8), (2, 8))
 """Pods, and chips of each."""
-CUT_OFF: Final = 2
+CUT_OFF: Final = NODES // 4
 """So many servers have a chip whose network is unhealthy: no pod of several that cooperate may be there."""
 LASTS_S: Final = (5.0, 30.0)
-EVERY_S: Final = 1.0
-"""The mean time between two arrivals: somewhat more jobs than the servers can run at one time."""
+LOAD: Final = 1.3
+"""How many chips jobs ask for while they arrive, as a share of those that are there."""
+MOST_WAITING: Final = 40
+"""Further jobs arrive only while fewer wait in one of the queues: Kueue tries all of a queue again after each end."""
 STUCK_S: Final = 15.0
-"""An admitted job is stuck if not all of its pods are bound after this time, although others end in the meantime."""
+"""A job that Kueue has let go is stuck if not all of its pods are bound after this time, although others end."""
+TICK_S: Final = 0.1
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(3600)]
 
 
-def queue(*, levels: tuple[str, ...], checked: bool) -> list[dict[str, Any]]:
-    """A queue with topology-aware scheduling, with or without the admission check."""
-    objects = [each for each in example("kueue.yaml") if each["kind"] != "Pod"]
-    objects[0]["spec"] = {"nodeLabels": {"example.org/pool": "npu"}, "topologyName": "racks"}
-    objects[1]["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = NODES * CHIPS
-    topology = {"apiVersion": API, "kind": "Topology", "metadata": {"name": "racks"}}
-    topology = {**topology, "spec": {"levels": [{"nodeLabel": level} for level in levels]}}
-    check = {"apiVersion": API, "kind": "AdmissionCheck", "metadata": {"name": "chips"}}
+def queue(pool: str, *, checked: bool) -> list[dict[str, Any]]:
+    """A queue for the servers of a pool with topology-aware scheduling, with or without the admission check."""
+    objects = [item for item in example("kueue.yaml") if item["kind"] != "Pod"]
+    flavor, cluster_queue, local_queue = objects
+    for item in objects:
+        item["metadata"]["name"] = pool
+    flavor["spec"] = {"nodeLabels": {POOL: pool}, "topologyName": "racks"}
+    (quota,) = cluster_queue["spec"]["resourceGroups"][0]["flavors"]
+    quota["name"] = pool
+    quota["resources"][0]["nominalQuota"] = NODES * CHIPS
     if checked:
-        objects[1]["spec"]["admissionChecks"] = ["chips"]
-    return [topology, {**check, "spec": {"controllerName": CONTROLLER}}, *objects]
+        cluster_queue["spec"]["admissionChecks"] = ["chips"]
+    local_queue["spec"]["clusterQueue"] = pool
+    return objects
 
 
-def job(name: str, pods: int, number: int) -> dict[str, Any]:
+def job(name: str, pool: str, pods: int, number: int) -> dict[str, Any]:
     """A Job of so many pods, each with this number of chips."""
     (made,) = example("indexed-job.yaml")
-    made["metadata"] = {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    made["metadata"] = {"name": name, "labels": {"kueue.x-k8s.io/queue-name": pool}}
     spec = made["spec"]
-    spec["parallelism"] = spec["completions"] = pods
+    spec |= {"parallelism": pods, "completions": pods, "ttlSecondsAfterFinished": 0}
     template = spec["template"]
     template["metadata"]["annotations"] = {
         "huawei.com/schedule_minAvailable": str(pods),
@@ -77,127 +87,186 @@ def report(node: str, *, cut_off: bool) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(encode_report(written))}
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """What arrives: how long after the job before, how many pods with how many chips, and how long they run."""
+
+    after_s: float
+    shape: tuple[int, int]
+    lasts_s: float
+
+    @property
+    def chips(self) -> int:
+        """The chips of all of its pods."""
+        return self.shape[0] * self.shape[1]
+
+
+def at_random(seed: int) -> list[Arrival]:
+    """Jobs of 1 to 16 chips that take some seconds."""
+    chance = random.Random(seed)
+    work = statistics.mean(pods * chips for pods, chips in SHAPES) * statistics.mean(LASTS_S)
+    often = NODES * CHIPS * LOAD / work
+    return [
+        Arrival(chance.expovariate(often), chance.choice(SHAPES), chance.uniform(*LASTS_S)) for _ in range(ARRIVALS)
+    ]
+
+
 @dataclass
 class Jobs:
-    """The jobs, and what was seen of them: the times of their arrival, admission, start and end, by name."""
+    """The jobs of a queue, and the times of their arrival and admission, of their pods without gates, start and end."""
 
     world: Workloads
-    shapes: dict[str, tuple[int, int]]
-    lasts_s: dict[str, float]
+    pool: str
+    arrivals: list[Arrival]
     arrived: dict[str, float] = field(default_factory=dict)
     admitted: dict[str, float] = field(default_factory=dict)
+    let_go: dict[str, float] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
-    chip_s: float = 0.0
+    present: dict[str, dict[str, Pod]] = field(default_factory=dict)
+    used: float = 0.0
 
-    @classmethod
-    def at_random(cls, world: Workloads, seed: int) -> Self:
-        """Jobs of 1 to 24 chips that take some seconds."""
-        chance = random.Random(seed)
-        names = [f"job-{at}" for at in range(ARRIVALS)]
-        return cls(
-            world, {name: chance.choice(SHAPES) for name in names}, {name: chance.uniform(*LASTS_S) for name in names}
-        )
+    def __post_init__(self) -> None:
+        self.by_name = {f"{self.pool}-{number}": arrival for number, arrival in enumerate(self.arrivals)}
 
     @property
     def moved_s(self) -> float:
         """When something was seen last."""
         return max(at_s for seen in (self.arrived, self.started, self.ended) for at_s in (*seen.values(), 0.0))
 
-    def waits_s(self, now_s: float) -> list[float]:
-        """How long admitted jobs have waited for their last pod."""
-        return [self.started.get(name, now_s) - since_s for name, since_s in self.admitted.items()]
-
-    async def arrive(self, seed: int) -> None:
-        """Create the jobs one after the other."""
-        chance = random.Random(seed)
-        for name, shape in self.shapes.items():
-            await self.world.create([job(name, *shape)])
-            self.arrived[name] = time.monotonic()
-            await asyncio.sleep(chance.expovariate(1 / EVERY_S))
-
-    async def follow(self) -> None:
-        """Note which jobs are admitted and start, and end those whose time is over."""
-        now_s = time.monotonic()
-        for workload in (await asyncio.to_thread(self.world.cluster.api.get, WORKLOADS))["items"]:
-            conditions = workload.get("status", {}).get("conditions", ())
-            if any(each["type"] == "Admitted" and each["status"] == "True" for each in conditions):
-                self.admitted.setdefault(workload["metadata"]["ownerReferences"][0]["name"], now_s)
-        bound: dict[str, list[Pod]] = {}
-        for pod in await self.world.pods():
-            if pod.metadata.controller is not None and pod.is_live and pod.spec.node_name:
-                bound.setdefault(pod.metadata.controller.name, []).append(pod)
-        for name, pods in bound.items():
-            if len(pods) == self.shapes[name][0]:
-                await self._go_on(name, pods, now_s)
-
+    @property
     def held(self) -> int:
         """The number of chips of jobs that run."""
-        return sum(
-            pods * chips
-            for name, (pods, chips) in self.shapes.items()
-            if name in self.started.keys() - self.ended.keys()
-        )
+        return sum(self.by_name[name].chips for name in self.started.keys() - self.ended.keys())
 
-    async def _go_on(self, name: str, pods: list[Pod], now_s: float) -> None:
-        if name not in self.started:
-            await self.world.run(pods)
-            self.started[name] = now_s
-        elif now_s - self.started[name] > self.lasts_s[name] and name not in self.ended:
-            for pod in pods:
-                await self.world.succeed(pod)
-            self.ended[name] = now_s
+    async def arrive(self, number: int) -> None:
+        """Create a job."""
+        name = f"{self.pool}-{number}"
+        await self.world.create([job(name, self.pool, *self.arrivals[number].shape)])
+        self.arrived[name] = time.monotonic()
 
-    async def play(self, seed: int) -> None:
-        """Let the jobs arrive, run and end; returns when all have ended, or nothing has moved for long."""
-        arriving = asyncio.create_task(self.arrive(seed))
-        last_s = time.monotonic()
-        while len(self.ended) < len(self.shapes) and (
-            not arriving.done() or time.monotonic() - self.moved_s < 4 * STUCK_S
-        ):
-            await self.follow()
+    def see_workload(self, workload: Workload) -> None:
+        """Note when a job is admitted."""
+        owner = workload.metadata.controller
+        if owner is not None and owner.name in self.by_name and workload.is_true("Admitted"):
+            self.admitted.setdefault(owner.name, time.monotonic())
+
+    def see_pod(self, pod: Pod) -> None:
+        """Note the pods of a job without gates; the scheduler tries them from now on."""
+        owner = pod.metadata.controller
+        if owner is None or not pod.is_live or pod.is_gated or owner.name not in self.by_name.keys() - self.ended:
+            return
+        pods = self.present.setdefault(owner.name, {})
+        pods[pod.uid] = pod
+        if len(pods) == self.by_name[owner.name].shape[0]:
+            self.let_go.setdefault(owner.name, time.monotonic())
+
+    async def go_on(self) -> None:
+        """Start the jobs whose pods are all bound, and end those whose time is over."""
+        now_s = time.monotonic()
+        for name, pods in tuple(self.present.items()):
+            if name not in self.started:
+                if name in self.let_go and all(pod.spec.node_name for pod in pods.values()):
+                    self.started[name] = now_s
+            elif now_s - self.started[name] > self.by_name[name].lasts_s:
+                self.ended[name] = now_s
+                for pod in self.present.pop(name).values():
+                    await self.world.succeed(pod)
+
+    def figures(self, took_s: float) -> dict[str, object]:
+        """What is told of them; the chips in use are those until the last arrival."""
+        now_s = time.monotonic()
+        waits = [self.started.get(name, now_s) - since_s for name, since_s in self.let_go.items()]
+        by_kueue = [at_s - self.admitted.get(name, at_s) for name, at_s in self.let_go.items()]
+        queued = [at_s - self.arrived[name] for name, at_s in self.started.items()]
+        return {
+            **{name: len(getattr(self, name)) for name in ("arrived", "admitted", "let_go", "started", "ended")},
+            "stuck": sum(wait_s > STUCK_S for wait_s in waits),
+            "never": len(self.let_go.keys() - self.started.keys()),
+            "from admission to pods without gates, median, s": round(statistics.median(by_kueue), 1),
+            "from there to the start, median": round(statistics.median(waits), 1),
+            "at most": round(max(waits), 1),
+            "from arrival to start, median": round(statistics.median(queued), 1),
+            "from the first arrival to the last end": round(max(self.ended.values()) - min(self.arrived.values()), 1),
+            "chips in use": round(self.used / (NODES * CHIPS * took_s), 3),
+        }
+
+
+class _Watch:
+    """A reflector's handler: several followers see each object."""
+
+    def __init__(self, *seen: Any) -> None:
+        self._seen = seen
+
+    def on_apply(self, obj: Any) -> None:
+        for see in self._seen:
+            see(obj)
+
+    def on_delete(self, obj: Any) -> None:
+        pass
+
+
+async def arrive(both: tuple[Jobs, ...], arrivals: list[Arrival]) -> None:
+    """Create the jobs one after the other, at the same moment for each queue."""
+    for number, arrival in enumerate(arrivals):
+        await asyncio.sleep(arrival.after_s)
+        while min(len(jobs.arrived) - len(jobs.started) for jobs in both) >= MOST_WAITING:  # noqa: ASYNC110 - polled
+            await asyncio.sleep(TICK_S)
+        await asyncio.gather(*(jobs.arrive(number) for jobs in both))
+
+
+async def play(world: Workloads, both: tuple[Jobs, ...], arrivals: list[Arrival]) -> float:
+    """Let jobs arrive, run and end, until all have ended or nothing has moved for long; how long they arrived."""
+    watched = (
+        Reflector(world.client, kinds("v1beta1").workloads, _Watch(*(jobs.see_workload for jobs in both))),
+        Reflector(world.client, PODS, _Watch(*(jobs.see_pod for jobs in both))),
+    )
+    async with AsyncExitStack() as stack:
+        for reflector in watched:
+            stack.callback(asyncio.create_task(reflector.run()).cancel)
+        began_s = last_s = time.monotonic()
+        arriving, took_s = asyncio.create_task(arrive(both, arrivals)), 0.0
+        while any(len(jobs.ended) < len(arrivals) for jobs in both):
             now_s = time.monotonic()
-            self.chip_s += self.held() * (now_s - last_s)
+            if arriving.done() and now_s - max(jobs.moved_s for jobs in both) > 4 * STUCK_S:
+                break
+            for jobs in both:
+                await jobs.go_on()
+                if not arriving.done():
+                    jobs.used += jobs.held * (now_s - last_s)
+                    took_s = now_s - began_s
             last_s = now_s
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(TICK_S)
         await arriving
+    return took_s
 
 
-@pytest.mark.parametrize(
-    ("levels", "checked"),
-    [
-        ((RACK, "kubernetes.io/hostname"), False),
-        ((RACK,), False),
-        ((RACK, "kubernetes.io/hostname"), True),
-        ((RACK,), True),
-    ],
-    ids=["servers-alone", "racks-alone", "servers-checked", "racks-checked"],
-)
-async def test_no_admitted_job_is_stuck(workloads: Workloads, levels: tuple[str, ...], *, checked: bool) -> None:
-    for number in range(NODES):
-        node = fake_node(f"server-{number}")
-        node["status"]["allocatable"] |= {"ephemeral-storage": "1Ti", "pods": "110"}
-        node["metadata"]["labels"] |= {"example.org/pool": "npu", RACK: f"rack-{number % RACKS}"}
-        await workloads.add(node)
-        await workloads.create([report(node["metadata"]["name"], cut_off=number < CUT_OFF)])
-    await workloads.create(queue(levels=levels, checked=checked))
-    began_s, jobs = time.monotonic(), Jobs.at_random(workloads, seed=1)
-    await jobs.play(seed=2)
-    took_s = time.monotonic() - began_s
-    waits = jobs.waits_s(time.monotonic())
-    figures = {
-        "levels": levels,
-        "checked": checked,
-        **{name: len(getattr(jobs, name)) for name in ("arrived", "admitted", "started", "ended")},
-        "stuck": sum(wait_s > STUCK_S for wait_s in waits),
-        "never": len(jobs.admitted.keys() - jobs.started.keys()),
-        "median wait, s": round(statistics.median(waits), 2),
-        "longest wait, s": round(max(waits), 1),
-        "seconds": round(took_s, 1),
-        "chips in use": round(jobs.chip_s / (NODES * CHIPS * took_s), 3),
-    }
-    sys.stdout.write(f"{json.dumps(figures)}\n")
-    if checked:
-        assert figures["stuck"] == 0
-        # Where Kueue chooses servers, it may choose the same again and again that don't do.
-        assert len(jobs.ended) == ARRIVALS or "kubernetes.io/hostname" in levels
+@pytest.mark.parametrize("levels", [(RACK, "kubernetes.io/hostname"), (RACK,)], ids=["servers", "racks"])
+async def test_no_admitted_job_is_stuck(workloads: Workloads, levels: tuple[str, ...]) -> None:
+    pools = {"alone": False, "checked": True}
+    for pool in pools:
+        for number in range(NODES):
+            node = fake_node(f"{pool}-{number}")
+            node["status"]["allocatable"] |= {"ephemeral-storage": "1Ti", "pods": "110"}
+            node["metadata"]["labels"] |= {POOL: pool, RACK: f"{pool}-{number % RACKS}"}
+            await workloads.add(node)
+            await workloads.create([report(node["metadata"]["name"], cut_off=number < CUT_OFF)])
+    topology = {"apiVersion": API, "kind": "Topology", "metadata": {"name": "racks"}}
+    check = {"apiVersion": API, "kind": "AdmissionCheck", "metadata": {"name": "chips"}}
+    await workloads.create(
+        [
+            {**topology, "spec": {"levels": [{"nodeLabel": level} for level in levels]}},
+            {**check, "spec": {"controllerName": CONTROLLER}},
+        ]
+    )
+    for pool, is_checked in pools.items():
+        await workloads.create(queue(pool, checked=is_checked))
+    arrivals = at_random(seed=1)
+    both = tuple(Jobs(workloads, pool, arrivals) for pool in pools)
+    took_s = await play(workloads, both, arrivals)
+    told = {jobs.pool: jobs.figures(took_s) for jobs in both}
+    sys.stdout.write(f"{json.dumps({'levels': levels, 'arrivals take, s': round(took_s), **told}, indent=1)}\n")
+    assert told["checked"]["stuck"] == 0
+    # Where Kueue chooses servers, it may choose the same again and again that don't do.
+    if "kubernetes.io/hostname" not in levels:
+        assert len(both[1].ended) == ARRIVALS

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from allocator.admission.objects import CONTROLLER
-from tests.workloads.world import Workloads, chips, example
+from tests.workloads.world import KUEUE, Workloads, chips, example
 
-CONTROLLERS = ("kueue",)
+CONTROLLERS = (KUEUE,)
 DEFINITIONS = ()
 SETTINGS = {"admission_checks": True}
 API = "kueue.x-k8s.io/v1beta1"

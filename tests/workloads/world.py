@@ -1,6 +1,7 @@
 """An API server with the real job controllers, kube-scheduler with the allocator, and servers without a kubelet."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -31,11 +32,15 @@ R = TypeVar("R")
 
 EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
 TIMEOUT_S: Final = 40.0
+_FURTHER: Final = ("disruption", "resourcequota", "ttl-after-finished")
+"""Controllers of kube-controller-manager that some tests need besides those of jobs."""
 _NO_FLAGS: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 _MAKERS: Final = tuple(
     f"/apis/{each.partition('/')[0]}/v1/namespaces/default/{each.partition('/')[2]}"
     for each in ("ray.io/rayclusters", "apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
 )
+KUEUE: Final = "-".join(("kueue", *filter(None, [os.environ.get("KUEUE_VERSION")])))
+"""Kueue 0.14.0, unless ``KUEUE_VERSION`` names another one that tests know."""
 KUEUE_WORKLOADS: Final = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
 """Kueue's Workloads, one of each job or group of pods that has a queue."""
 
@@ -275,7 +280,7 @@ async def running(
         await asyncio.to_thread(cluster.start)
         for each in definitions:
             await asyncio.to_thread(controllers.apply, cluster.api, each)
-        await asyncio.to_thread(start_controller_manager, cluster, (*WORKLOADS, "disruption", "resourcequota"))
+        await asyncio.to_thread(start_controller_manager, cluster, (*WORKLOADS, *_FURTHER))
         for name in names:
             await asyncio.to_thread(controllers.start, cluster, name, folder, flags.get(name, ()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
