@@ -179,14 +179,23 @@ class AdmissionChecks:
         for uid in tuple(self._kept):
             if (workload := self._workloads.get(uid)) is not None and self._is_asked(workload):
                 self._due.setdefault(uid, 0.0)  # its seats have expired, or a node of them has failed
-        for delay in [delay for delay in self._delays.values() if delay.owed_s and not delay.workload.has_reservation]:
-            await self._attempt(delay.workload.key, self._begin_delay(delay))
+        if self._is_late:
+            await self._keep_delays()
         for uid in [uid for uid, due_s in self._due.items() if due_s <= now_s]:
             self._due.pop(uid, None)
             workload = self._workloads.get(uid)
             if workload is not None and await self._attempt(workload.key, self._answer(workload)):
                 self._due.setdefault(uid, now_s + AGAIN_S)
         await self._look()
+
+    async def _keep_delays(self) -> None:
+        """Write the delays of evicted workloads, and remove the times of past delays."""
+        now_s, delays = self._now_s(), tuple(self._delays.values())
+        for delay in [delay for delay in delays if not delay.workload.has_reservation]:
+            if delay.owed_s:
+                await self._attempt(delay.workload.key, self._begin_delay(delay))
+            elif 0.0 < delay.workload.requeue_at_s <= now_s:
+                await self._attempt(delay.workload.key, self._patch(delay.workload, self._end_state(delay.workload)))
 
     async def _attempt(self, key: str, work: Awaitable[None]) -> bool:
         """Do some work; returns whether it has to be tried again."""
@@ -345,11 +354,10 @@ class AdmissionChecks:
         last = self._delays.get(workload.uid)
         tries = last.tries - bool(last.owed_s) if last is not None else 0  # one that Kueue did not wait for is repeated
         delay_s = min(RETRY_S * 2 ** min(tries, 16), MOST_S)
-        is_late = self._kinds.workloads.api_version.endswith(DELAYS_EVICTIONS)
-        state: JsonObject = {} if is_late else {"requeueState": self._requeue(workload, delay_s)}
+        state: JsonObject = {} if self._is_late else {"requeueState": self._requeue(workload, delay_s)}
         await self._write(workload, names, {"state": "Retry", "message": message}, **state)
         if (seen := self._workloads.get(workload.uid)) is not None:  # by now without its quota, or gone
-            owed_s = delay_s if is_late else 0.0
+            owed_s = delay_s if self._is_late else 0.0
             self._delays[workload.uid] = _Delay(seen, tries + 1, self._monotonic(), revision, owed_s)
             self._wake.set()
         self._answered("Retry")
@@ -396,7 +404,7 @@ class AdmissionChecks:
         if not fits or self._delays.get(workload.uid) is not delay or delay.workload is not workload:
             return
         delay.since_s = self._monotonic()
-        await self._patch(workload, {"requeueState": self._requeue(workload)})
+        await self._patch(workload, self._end_state(workload))
         log.info("a workload may fit now", workload=workload.key)
 
     async def _fits(self, workload: Workload) -> bool:
@@ -411,6 +419,19 @@ class AdmissionChecks:
         body: JsonObject = {"metadata": metadata, "status": status}
         namespace = workload.metadata.namespace
         await self._client.patch(self._kinds.workloads, workload.name, body, namespace=namespace, subresource="status")
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether delays are written after the eviction, and removed."""
+        return self._kinds.workloads.api_version.endswith(DELAYS_EVICTIONS)
+
+    def _end_state(self, workload: Workload) -> JsonObject:
+        """The status of a workload whose delay is over.
+
+        Kueue of the newer kind waits until the time is gone, and its server-side apply removes no field of others.
+        """
+        state = self._requeue(workload)
+        return {"requeueState": {**state, "requeueAt": None} if self._is_late else state}
 
     def _requeue(self, workload: Workload, in_s: float = 0.0) -> JsonObject:
         """The state of a delay that ends then.

@@ -88,4 +88,8 @@ async def test_of_two_jobs_that_each_fit_alone_one_is_admitted(workloads: Worklo
 
     assert sorted(await workloads.eventually(decided, "both were answered")) == [False, True]
     assert len({pod.spec.node_name for pod in await workloads.bound(2)}) == 2
-    assert not workloads.app.ledger
+
+    async def confirmed() -> bool:
+        return not workloads.app.ledger
+
+    await workloads.eventually(confirmed, "nothing is reserved beside the bound pods")

@@ -131,7 +131,7 @@ class Kueue:
 
     async def delay_ended(self, name: str, due: str) -> None:
         """Wait until the delay of a workload ends at another time than this."""
-        await self.until(name, lambda status: status["requeueState"]["requeueAt"] != due)
+        await self.until(name, lambda status: status["requeueState"].get("requeueAt") != due)
 
     async def create(self, kind: str, name: str, **given: Any) -> Json:
         return await self._server.create(
@@ -201,6 +201,19 @@ async def test_each_refusal_of_a_workload_delays_it_longer(tmp_path: Path, versi
             await kueue.reserve("job")
             due = await kueue.refused("job", due)
             assert datetime.fromisoformat(due).timestamp() == NOW_S + delay_s
+
+
+async def test_a_delay_that_is_over_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kueue 0.17 can't remove a field that it has not written, and waits for ever.
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    clock = [NOW_S]
+    async with answering(tmp_path, now_ns=lambda: clock[0] * 10**9) as (_, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        await kueue.refused("job")
+        clock[0] += 60
+        assert await kueue.until("job", lambda status: "requeueAt" not in status["requeueState"])
 
 
 async def test_a_delay_begins_when_kueue_has_evicted_the_workload(tmp_path: Path) -> None:
@@ -297,10 +310,9 @@ async def test_a_delay_of_an_earlier_leader_ends_too(
         await kueue.delay_ended("own", due)
         # Kueue's own delay after waitForPodsReady, or that of another check, is not the allocator's to end.
         assert (await kueue.status("of-others"))["requeueState"]["requeueAt"] == due
-        before = (await kueue.status("own"))["requeueState"]["requeueAt"]
         await allocator.remove_node("n0")
         await kueue.reserve("own")
-        assert datetime.fromisoformat(await kueue.refused("own", before)).timestamp() == NOW_S + next_s
+        assert datetime.fromisoformat(await kueue.refused("own")).timestamp() == NOW_S + next_s
 
 
 async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_time(
