@@ -174,6 +174,7 @@ class ExpectedPods:
                 members.append(Member(pod.uid, pod.key, rank, reader.read(pod).chips, of_spec[spec]))
                 yield
             first = next(iter(job.pods.values()))
+            yield from reader.policy(first).read(self._cluster)
             found.append(_Expected(planner.request(members, first, job), first, planner, reader))
         return found
 

@@ -118,6 +118,10 @@ class HyperNodeAffinity(Policy, frozen=True):
         """Mode ``soft`` refuses nobody."""
         return not self.demand.is_hard
 
+    def read(self, cluster: Cluster) -> Steps[None]:
+        """Read the HyperNodes."""
+        yield from cluster.hyper_nodes.read()
+
     def sees(self, cluster: Cluster, job: Job, ended: frozenset[str]) -> HyperTree:  # noqa: ARG002 - pods are in none
         """The HyperNodes."""
         return cluster.hyper_nodes.tree()

@@ -8,8 +8,8 @@ labels. A scheduler that chooses the nodes itself is not asked to heed models.
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import product
-from typing import TypeAlias
+from itertools import islice, product
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -27,6 +27,9 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.turn import Steps
 
+_MOST_CHOICES: Final = 32
+"""The most choices of a model for each product that are tried: a gang of many products has thousands of them."""
+
 Products: TypeAlias = frozenset[str] | None
 """Names of the products for some pods; None for any."""
 
@@ -43,7 +46,7 @@ def place(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         sorted(there_of(gang, products) or chips or [""], key=lambda model: (chips[model], model))
         for products, chips in models.items()
     )
-    for chosen in product(*ordered):
+    for chosen in islice(product(*ordered), _MOST_CHOICES):
         found = yield from gang.policy.place(_on(gang, dict(zip(models, chosen, strict=True))), index)
         if not isinstance(found, Refusal):
             return found

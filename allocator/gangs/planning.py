@@ -287,6 +287,7 @@ class Planner:
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
         require_one_block(f"job {job.key}", pod, (member.pod for member in waiting), job.settings)
+        yield from self._policy_of(pod).read(self._cluster)
         return self.request(members, pod, job, common), needed
 
     def request(

@@ -143,6 +143,10 @@ class Policy(msgspec.Struct, frozen=True):
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find one seat for each member, in their order, or say why they don't fit."""
 
+    def read(self, cluster: Cluster) -> Steps[None]:  # noqa: ARG002 - nothing is read
+        """Read, with pauses, what ``sees`` needs of a large cluster."""
+        yield from ()
+
     def sees(self, cluster: Cluster, job: Job, ended: frozenset[str]) -> object:  # noqa: ARG002 - nothing is seen
         """The state of the cluster besides the index, once pods with these uids have ended; None for no state.
 

@@ -9,23 +9,30 @@ Only jobs that ask for it need the nodes of HyperNodes, so these are found when 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from string import ascii_lowercase, digits
 from typing import Final
 
 import msgspec
 
 from allocator.rules.node_constraints import Requirement, Term
-from allocator.rules.patterns import Pattern
 from allocator.state.node_labels import NodeLabels
 from ascend.grammar import several
 from ascend.kube.kept import LONGEST, short
 from ascend.kube.objects import KubeObject, Resource
+from ascend.turn import Steps, at_once
 
 HYPER_NODE: Final = "HyperNode"
 _MOST: Final = 20_000
 """The most HyperNodes that are read."""
 _MOST_NAMES: Final = 200_000
-"""The most names of nodes that are compared with expressions at one time: at about 2 µs each."""
+"""The most names of nodes that are compared with expressions at one time: at about 8 µs each."""
 _LAST: Final = "\U0010ffff"
+_LONGEST_EXPRESSION: Final = 256
+_LARGEST: Final = 1_000
+"""The most instructions of an expression: the time for a name is proportional to them at worst."""
+_LITERAL: Final = frozenset(f"{ascii_lowercase}{digits}-")
+_STEP: Final = 64
+"""After so many names, or HyperNodes, there may be a pause."""
 
 
 class _Name(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +120,7 @@ class HyperNodes:
         self._specs: dict[str, HyperNodeSpec] = {}
         self._wrong: dict[str, str] = {}
         self._tree: tuple[int, HyperTree] | None = None
+        self._changes = 0
         # What expressions match of all names of nodes, as long as these are the same.
         self._names: list[str] = []
         self._of: frozenset[str] | None = None
@@ -144,20 +152,29 @@ class HyperNodes:
         self._renew()
 
     def tree(self) -> HyperTree:
-        """The HyperNodes with the nodes that they have now."""
-        if self._tree is None or self._tree[0] != self._labels.version:
-            known = self._tree[1].problems if self._tree is not None else ()
-            self._tree = self._labels.version, self._read()
-            for problem in self._tree[1].problems:
-                if problem not in known:
-                    self.unreadable(problem)
+        """The HyperNodes with their nodes now; of a large cluster call ``read`` first."""
+        at_once(self.read())
+        assert self._tree is not None  # noqa: S101 - it was read
         return self._tree[1]
+
+    def read(self) -> Steps[None]:
+        """Read the nodes of all HyperNodes, if any may have changed."""
+        known, changes = self._tree, self._changes
+        if known is None or known[0] != self._labels.version:
+            version, tree = self._labels.version, (yield from self._read())
+            if self._changes == changes:
+                self._tree = version, tree
+                said = known[1].problems if known is not None else ()
+                for problem in tree.problems:
+                    if problem not in said:
+                        self.unreadable(problem)
 
     def _renew(self) -> None:
         self._tree = None
+        self._changes += 1
         self._changed()
 
-    def _read(self) -> HyperTree:
+    def _read(self) -> Steps[HyperTree]:
         problems = [f"HyperNode {name}: {why}" for name, why in sorted(self._wrong.items())]
         if len(self._specs) > _MOST:
             problems.append(f"of {len(self._specs)} HyperNodes only {_MOST} are read, those of the lowest tiers")
@@ -169,10 +186,12 @@ class HyperNodes:
         named: dict[str, int] = {}
         ordered = sorted(self._specs.items(), key=lambda item: (item[1].tier, item[0]))[:_MOST]
         budget = [_MOST_NAMES]
-        for name, spec in ordered:
+        for number, (name, spec) in enumerate(ordered, start=1):
+            if not number % _STEP:
+                yield
             found = set[str]()
             for member in spec.members:
-                part = self._nodes_of(member, spec.tier, nodes, budget)
+                part = yield from self._nodes_of(member, spec.tier, nodes, budget)
                 if isinstance(part, str):
                     problems.append(f"HyperNode {name}: {part}")
                 else:
@@ -181,16 +200,18 @@ class HyperNodes:
             if spec.tier_name and named.setdefault(spec.tier_name, spec.tier) != spec.tier:
                 problems.append(f"HyperNode {name}: its tier is {spec.tier}, but that of others with the same tierName "
                     f"is {named[spec.tier_name]}")  # fmt: skip
-        problems += _shared(tiers)
+        for tier, members in tiers.items():
+            yield
+            problems += _shared(tier, members)
         return HyperTree(tiers, named, tuple(problems))
 
     def _nodes_of(
         self, member: _Member, tier: int, lower: Mapping[str, frozenset[str]], budget: list[int]
-    ) -> frozenset[str] | str:
+    ) -> Steps[frozenset[str] | str]:
         """The names of the nodes of a member; a part of a sentence if that can't be read."""
         selector = member.selector
         if member.type == "Node":
-            return self._by(selector, budget)
+            return (yield from self._by(selector, budget))
         exact = selector.exact_match.name if selector.exact_match is not None else ""
         if member.type != "HyperNode" or not exact:
             return f"a member of type {member.type[:40]!r} has no selector that is known for it"
@@ -199,37 +220,62 @@ class HyperNodes:
         is_known = exact in self._specs
         return f"its member {exact} {'is left out, whose tier is not lower' if is_known else 'does not exist'}"
 
-    def _by(self, selector: _Selector, budget: list[int]) -> frozenset[str] | str:
+    def _by(self, selector: _Selector, budget: list[int]) -> Steps[frozenset[str] | str]:
         if selector.exact_match is not None:
             return frozenset((selector.exact_match.name,))
         if selector.regex_match is not None:
-            return self._matching(selector.regex_match.pattern, budget)
+            return (yield from self._matching(selector.regex_match.pattern, budget))
         return self._labels.matching(selector.label_match.term) if selector.label_match is not None else frozenset()
 
-    def _matching(self, text: str, budget: list[int]) -> frozenset[str] | str:
+    def _matching(self, text: str, budget: list[int]) -> Steps[frozenset[str] | str]:
         """The names of the nodes that an expression matches."""
         known = self._matched.get(text)
         if known is None:
-            known = self._matched[text] = self._match(text, budget)
+            matched = self._matched
+            known = matched[text] = yield from self._match(text, budget)
         return known
 
-    def _match(self, text: str, budget: list[int]) -> frozenset[str] | str:
+    def _match(self, text: str, budget: list[int]) -> Steps[frozenset[str] | str]:
+        import re2  # no other kind of job needs it
+
+        options, names = re2.Options(), self._names
+        options.log_errors = False
+        why = "it is too long" if len(text) > _LONGEST_EXPRESSION else ""
         try:
-            pattern = Pattern(text)
-            first = bisect_left(self._names, pattern.prefix)
-            last = bisect_left(self._names, pattern.prefix + _LAST)
-            if last - first > budget[0]:
-                raise ValueError("the expressions of all HyperNodes take too long; begin them with ^ and a name")
-            budget[0] -= last - first
-            return frozenset(name for name in self._names[first:last] if pattern.matches(name))
-        except ValueError as error:
-            return f"regexMatch {text[:60]!r} can't be read: {error}"
+            pattern = re2.compile(text[:_LONGEST_EXPRESSION], options)
+        except re2.error as error:
+            return f"regexMatch {text[:60]!r} can't be read: {short(error.args[0].decode(errors='replace'), LONGEST)}"
+        prefix = _prefix(text)
+        first, last = bisect_left(names, prefix), bisect_left(names, prefix + _LAST)
+        if pattern.programsize > _LARGEST:
+            why = "it is too complex"
+        elif last - first > budget[0]:
+            why = "the expressions of all HyperNodes take too long; begin them with ^ and a name"
+        if why:
+            return f"regexMatch {text[:60]!r} can't be read: {why}"
+        budget[0] -= last - first
+        found = []
+        for number, name in enumerate(names[first:last], start=1):
+            if pattern.search(name):
+                found.append(name)
+            if not number % _STEP:
+                yield
+        return frozenset(found)
 
 
-def _shared(tiers: Mapping[int, Mapping[str, frozenset[str]]]) -> Iterator[str]:
+def _prefix(text: str) -> str:
+    """How every name begins that an expression matches; empty if that is not obvious."""
+    begun, found = text.startswith("^") and "|" not in text, ""
+    for at, char in enumerate(text[1:], start=1) if begun else ():
+        if char not in _LITERAL or text[at + 1 : at + 2] in {"*", "?", "{"}:
+            break
+        found += char
+    return found
+
+
+def _shared(tier: int, members: Mapping[str, frozenset[str]]) -> Iterator[str]:
     """Name the nodes that are in several HyperNodes of one tier: each has them."""
-    for tier, members in tiers.items():
-        if sum(map(len, members.values())) > len(frozenset[str]().union(*members.values())):
-            numbers = Counter(name for nodes in members.values() for name in nodes)
-            names = sorted(name for name, number in numbers.items() if number > 1)
-            yield f"in several HyperNodes of tier {tier}: {several('node', names)}"
+    if sum(map(len, members.values())) > len(frozenset[str]().union(*members.values())):
+        numbers = Counter(name for nodes in members.values() for name in nodes)
+        names = sorted(name for name, number in numbers.items() if number > 1)
+        yield f"in several HyperNodes of tier {tier}: {several('node', names)}"

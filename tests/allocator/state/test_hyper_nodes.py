@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allocator.state.hyper_nodes import HYPER_NODE, HyperNode
+from allocator.state.hyper_nodes import HYPER_NODE, HyperNode, _prefix
 from allocator.state.kinds import KINDS, fill
 from ascend.kube.objects import KubeObject, Metadata
 from tests.allocator.builders import World, node
@@ -80,7 +80,10 @@ def test_cycles_and_missing_members_are_named_and_cost_only_themselves() -> None
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (regex("(a"), "regexMatch '(a' can't be read: a group is not closed"),
+        (regex("(a"), "regexMatch '(a' can't be read: missing ): (a"),
+        (regex("a{1000}b{1000}"), "it is too complex"),
+        (regex("x" * 300), "it is too long"),
+        (regex("\\1"), "invalid escape sequence"),
         (by("Rack", exactMatch={"name": "x"}), "a member of type 'Rack' has no selector that is known for it"),
         (by(HYPER_NODE, regexMatch={"pattern": "x"}), "a member of type 'HyperNode' has no selector"),
     ],
@@ -161,3 +164,27 @@ def test_the_lowest_hyper_node_that_has_some_nodes_is_known() -> None:
     low, top = hyper_node("low", 1, [member("n0")]), hyper_node("top", 2, [member("low", HYPER_NODE), member("n1")])
     tree = world_of(low, top).cluster.hyper_nodes.tree()
     assert [tree.lowest(nodes) for nodes in (["n0"], ["n0", "n1"], ["n2"])] == [(1, "low"), (2, "top"), None]
+
+
+def test_an_expression_takes_linear_time_whatever_it_is() -> None:
+    world = world_of(hyper_node("h", 1, [regex("(a|a)*(a*)*b$"), regex("^n1$")]))
+    world.add(node("a" * 250))  # a matcher that tries one way after the other does not end
+    assert nodes_of(world, "h") == {"n1"}
+
+
+def test_hyper_nodes_are_read_with_pauses_and_a_change_meanwhile_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.state.hyper_nodes._STEP", 1)
+    world = world_of(hyper_node("h", 1, [regex("^n")]), hyper_node("other", 1, []))
+    reading = world.cluster.hyper_nodes.read()
+    next(reading)
+    world.cluster.hyper_nodes.apply(hyper_node("h", 1, [member("n0")]))
+    assert sum(1 for _ in reading) > len(world.cluster.nodes)
+    assert nodes_of(world, "h") == {"n0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix"),
+    [("^node-[0-9]+$", "node-"), ("^rack1-.*", "rack1-"), ("node-1", ""), ("^ab?", "a"), ("^ab|^c", ""), ("^a{2}", "")],
+)
+def test_the_beginning_of_all_names_is_known_if_it_is_literal(text: str, prefix: str) -> None:
+    assert _prefix(text) == prefix
