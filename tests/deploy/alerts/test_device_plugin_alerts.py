@@ -99,6 +99,12 @@ PASSING: Final[dict[str, Fault]] = {
 """Faults that are over as soon as they have happened: their alerts fire for a while."""
 
 
+async def page(plugin: Plugin) -> str:
+    """Its metrics, once no claim is under way: the annotations of a pod are written before the gauge says it."""
+    await until(lambda: plugin.metrics.registry.get_sample_value("ascend_dp_claims_pending") == 0)
+    return generate_latest(plugin.metrics.registry).decode()
+
+
 async def recorded(fault: Fault) -> Recording:
     """The series of a device plugin before a fault, during it, and after it."""
     recording = Recording(PLUGIN, time.time())
@@ -109,10 +115,10 @@ async def recorded(fault: Fault) -> Recording:
         ):
             await whole.bind("runs", 1)
             await whole.claimed("runs")
-            recording.take(generate_latest(plugin.metrics.registry).decode())
+            recording.take(await page(plugin))
             async with fault(whole, plugin):
-                recording.take(generate_latest(plugin.metrics.registry).decode())
-            recording.take(generate_latest(plugin.metrics.registry).decode())
+                recording.take(await page(plugin))
+            recording.take(await page(plugin))
     return recording
 
 
