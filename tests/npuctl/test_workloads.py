@@ -166,11 +166,12 @@ def test_a_volcano_jobs_group_has_its_labels_and_annotations(tmp_path: Path) -> 
     assert (group.metadata.annotations, group.metadata.labels) == ({"sp-fit": "b"}, {"app": "d"})
 
 
-def test_a_volcano_job_with_a_required_network_topology_waits(tmp_path: Path) -> None:
+def test_a_volcano_job_with_a_required_network_topology_waits_for_hyper_nodes(tmp_path: Path) -> None:
     tasks = [{"name": "w", "replicas": 2, "template": template()}]
     spec = {"tasks": tasks, "networkTopology": {"mode": "hard", "highestTierAllowed": 1}}
     pending = plan(tmp_path, workload("Job", "batch.volcano.sh/v1alpha1", spec))["pending"]
-    assert {each["reason"] for each in pending} == {"UnsupportedPolicy"}
+    assert {pod["reason"] for pod in pending} == {"GangDoesNotFit"}
+    assert all("network topology hard, highest tier 1): no HyperNode is known" in pod["message"] for pod in pending)
 
 
 def test_a_leader_worker_set_has_a_leader_and_workers_in_each_group(tmp_path: Path) -> None:
