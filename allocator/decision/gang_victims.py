@@ -126,9 +126,13 @@ class GangVictims:
             RetryError: other pods have to be tried by their scheduler first.
             ChangedError: the gang or the nodes have changed meanwhile.
         """
-        answered = [place for place in earlier if place.uid]
-        # There pods are ending already for peers.
-        nodes = {place.node for place in answered if place.node not in suggested}
+        given = {place.uid: place.node for place in earlier if place.uid}
+        for peer in job.pods.values():  # another leader may have answered
+            if peer.waits_for_chips and (node := peer.status.nominated_node_name):
+                given.setdefault(peer.uid, node)
+        promised = self._ledger.promises.get(job.key.plan)
+        # There pods are ending already for peers, or have ended: a scheduler counts the nominated peers there.
+        nodes = {node for node in given.values() if promised is not None and node in promised.chips} - suggested.keys()
         undisrupted = nodes.union(node for node, suggestion in suggested.items() if not suggestion.pdb_violations)
         nodes.update(suggested)
         if self._offered.is_by_pod(job):
@@ -144,10 +148,6 @@ class GangVictims:
             if len(undisrupted) == len(nodes):
                 raise
             plan = await self._choose_on(nodes, pod, request, job, frozenset(nodes) - undisrupted)
-        given = {place.uid: place.node for place in answered}
-        for peer in job.pods.values():  # another leader may have answered
-            if peer.waits_for_chips and (node := peer.status.nominated_node_name):
-                given.setdefault(peer.uid, node)
         for uid, node in given.items():
             place = next((place for place in plan.places if place.node == node and not place.uid), None)
             if place is not None and (not job.is_mixed or place.member == uid):

@@ -371,6 +371,28 @@ async def test_the_chips_of_a_nominated_gang_are_kept_under_another_leader() -> 
     assert {world.engine.place(each).node for each in pods} == {"n0", "n1"}
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_another_leader_uses_the_node_to_which_a_peer_is_nominated(
+    has_ended: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    pods = gang(2)
+    pods[1] = replace(pods[1], status=replace(pods[1].status, nominated_node_name="n1"))
+    world, preemption = world_of(
+        3, *(holder(f"low-{number}", f"n{number}", range(8), terminating=number == 1) for number in range(3)), *pods
+    )
+    preemption.resume()
+    if has_ended:
+        end(world, ["low-1"])
+    # kube-scheduler counts the nominated peer there, so it neither offers nor suggests the node.
+    preemption.on_filter(pods[0], ["n0", "n2"])
+    chosen = await preemption.improve(pods[0], {"n0": Suggestion(), "n2": Suggestion()})
+    assert chosen is not None
+    promise = world.ledger.promises.get(world.cluster.jobs.job_of(pods[0]).key.plan)
+    assert promise is not None
+    assert promise.chips.keys() == {chosen.node, "n1"}
+    assert await preemption.improve(pods[1], {"n0": Suggestion(), "n2": Suggestion()}) is None
+
+
 async def test_what_was_promised_to_a_gang_ends_when_it_has_started() -> None:
     pods = gang(2, chips=4)
     world, preemption = world_of(1, holder("low-0", "n0", range(4)), holder("low-1", "n0", range(4, 8)), *pods)
