@@ -231,7 +231,7 @@ class NodeIndex:
 
     def buckets_of(self, candidates: Iterable[str] | None) -> Iterator[tuple[Bucket, int]]:
         """The buckets of the candidates, and the number of candidates in each; None for every node."""
-        for entry, number in self._count_entries(candidates):
+        for entry, number in self.count_entries(candidates):
             if isinstance(entry, Bucket):
                 yield entry, number
 
@@ -243,14 +243,17 @@ class NodeIndex:
 
     def _reasons(self, judged: Callable[[Bucket], Verdict], candidates: Iterable[str] | None) -> Counter[Reason]:
         reasons = self.refusals() if candidates is None else Counter()
-        for entry, count in self._count_entries(candidates):
+        for entry, count in self.count_entries(candidates):
             verdict = judged(entry) if isinstance(entry, Bucket) else entry or unknown_node("")
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
 
-    def _count_entries(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
-        # Counting the nodes of a bucket is many times faster than judging each.
+    def count_entries(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+        """The number of candidates in each bucket, or with each refusal; None for every usable node.
+
+        Counting the nodes of a bucket is many times faster than judging each.
+        """
         if candidates is None:
             return ((bucket, len(bucket)) for bucket in self.buckets)
         if not isinstance(candidates, frozenset):

@@ -5,6 +5,7 @@ view is valid as long as the index does not change.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -74,6 +75,18 @@ class IndexView(NodeIndex):
         smaller = {self._index.entries[name] for name in changed}
         others = (bucket.without(changed) if bucket in smaller else bucket for bucket in self._index.buckets)
         return [*filter(None, others), *self._changed.buckets]
+
+    def count_entries(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+        """The number of candidates in each bucket, or with each refusal, as of an index."""
+        if not isinstance(candidates, frozenset):
+            return super().count_entries(candidates)
+        # The index keeps its count, and few nodes differ.
+        counts = Counter(dict(self._index.count_entries(candidates)))
+        for name, entry in self._changed.entries.items():
+            if name in candidates:
+                counts[self._index.entries.get(name)] -= 1
+                counts[entry] += 1
+        return (+counts).items()
 
     def best(self, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
         """The best node for a request, as of an index."""
