@@ -108,9 +108,9 @@ def answers(index: NodeIndex, request: ChipRequest, names: list[str] | None) -> 
         {name: said(verdict) for name, verdict in index.verdicts(request, names).items()},
         (fitting, {name: said(refusal) for name, refusal in refused.items()}),
         index.reasons(request, names),
-        index.reasons_when_full(request, names),
+        index.reasons_when_full(request, counted := None if names is None else frozenset(names)),
         [index.vacancy_for(request, name) for name in NODES],
-        sum(count for _, count in index.buckets_of(names)),
+        sum(count for _, count in index.buckets_of(counted)),
     )
 
 
