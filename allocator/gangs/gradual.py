@@ -170,6 +170,7 @@ class GradualPlans:
         except Refusal as refusal:
             return refusal.without_frames()
         left = frozenset[str]().union(*self._gangs.left_to_others(job).values())
+        await turn.share_between(self._cluster.index.count(gang.candidates))  # for the decision right after this
         gang, names = gang.by_nodes()  # the copy has no others
         await turn.share()
         own = self._cluster.view(Without(owners=(job.key.plan,)))  # what is promised to it counts as free
