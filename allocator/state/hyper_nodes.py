@@ -184,14 +184,15 @@ class HyperNodes:
         nodes: dict[str, frozenset[str]] = {}
         tiers: dict[int, dict[str, frozenset[str]]] = {}
         named: dict[str, int] = {}
-        ordered = sorted(self._specs.items(), key=lambda item: (item[1].tier, item[0]))[:_MOST]
+        specs = dict(self._specs)  # some may be deleted during a pause
+        ordered = sorted(specs.items(), key=lambda item: (item[1].tier, item[0]))[:_MOST]
         budget = [_MOST_NAMES]
         for number, (name, spec) in enumerate(ordered, start=1):
             if not number % _STEP:
                 yield
             found = set[str]()
             for member in spec.members:
-                part = yield from self._nodes_of(member, spec.tier, nodes, budget)
+                part = yield from self._nodes_of(member, spec.tier, nodes, specs, budget)
                 if isinstance(part, str):
                     problems.append(f"HyperNode {name}: {part}")
                 else:
@@ -206,7 +207,12 @@ class HyperNodes:
         return HyperTree(tiers, named, tuple(problems))
 
     def _nodes_of(
-        self, member: _Member, tier: int, lower: Mapping[str, frozenset[str]], budget: list[int]
+        self,
+        member: _Member,
+        tier: int,
+        lower: Mapping[str, frozenset[str]],
+        specs: Mapping[str, HyperNodeSpec],
+        budget: list[int],
     ) -> Steps[frozenset[str] | str]:
         """The names of the nodes of a member; a part of a sentence if that can't be read."""
         selector = member.selector
@@ -215,9 +221,9 @@ class HyperNodes:
         exact = selector.exact_match.name if selector.exact_match is not None else ""
         if member.type != "HyperNode" or not exact:
             return f"a member of type {member.type[:40]!r} has no selector that is known for it"
-        if exact in lower and self._specs[exact].tier < tier:
+        if exact in lower and specs[exact].tier < tier:
             return lower[exact]
-        is_known = exact in self._specs
+        is_known = exact in specs
         return f"its member {exact} {'is left out, whose tier is not lower' if is_known else 'does not exist'}"
 
     def _by(self, selector: _Selector, budget: list[int]) -> Steps[frozenset[str] | str]:

@@ -182,6 +182,18 @@ def test_hyper_nodes_are_read_with_pauses_and_a_change_meanwhile_counts(monkeypa
     assert nodes_of(world, "h") == {"n0"}
 
 
+def test_a_hyper_node_that_is_deleted_while_all_are_read_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.state.hyper_nodes._STEP", 1)
+    low, top = hyper_node("low", 1, [member("n0")]), hyper_node("top", 2, [member("low", HYPER_NODE), member("n1")])
+    world = world_of(low, top)
+    reading = world.cluster.hyper_nodes.read()
+    next(reading)  # before the first
+    next(reading)  # before the second
+    world.cluster.hyper_nodes.delete(low)
+    assert list(reading)
+    assert nodes_of(world, "top") == {"n1"}
+
+
 @pytest.mark.parametrize(
     ("text", "prefix"),
     [("^node-[0-9]+$", "node-"), ("^rack1-.*", "rack1-"), ("node-1", ""), ("^ab?", "a"), ("^ab|^c", ""), ("^a{2}", "")],
