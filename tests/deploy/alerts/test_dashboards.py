@@ -61,19 +61,29 @@ async def prometheus(folder: Path, targets: dict[str, str]) -> AsyncIterator[str
             stderr=log,
         )
     try:
-        yield f"http://127.0.0.1:{port}"
+        address = f"http://127.0.0.1:{port}"
+        async with asyncio.timeout(WITHIN_S):
+            while not await is_ready(address):  # noqa: ASYNC110 - the state of another program has no events
+                await asyncio.sleep(0.05)
+        yield address
     finally:
         process.terminate()
         await process.wait()
 
 
-async def ask(http: aiohttp.ClientSession, address: str, query: str) -> list[Any]:
-    """The series that a query returns; none before Prometheus answers."""
+async def is_ready(prometheus: str) -> bool:
+    """Whether Prometheus answers queries; before it has read its database it answers 503."""
     try:
-        async with http.get(f"{address}/api/v1/query", params={"query": query}) as answer:
-            document = await answer.json()
+        async with aiohttp.ClientSession() as http, http.get(f"{prometheus}/-/ready") as answer:
+            return answer.ok
     except aiohttp.ClientConnectionError:
-        return []
+        return False
+
+
+async def ask(http: aiohttp.ClientSession, address: str, query: str) -> list[Any]:
+    """The series that a query returns."""
+    async with http.get(f"{address}/api/v1/query", params={"query": query}) as answer:
+        document = await answer.json()
     assert document["status"] == "success", f"{query}: {document}"
     return list(document["data"]["result"])
 
