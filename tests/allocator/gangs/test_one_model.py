@@ -8,12 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.state.reservation import Stage
+from allocator.gangs import one_model
+from allocator.gangs.packing import Packing
+from allocator.gangs.policy import GangRequest
+from allocator.state.index import NodeIndex
+from allocator.state.reservation import Seat, Stage
 from ascend.annotations import MIN_AVAILABLE, MIXED_MODELS
+from ascend.errors import Refusal
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import CHIP_NAME
+from ascend.turn import Steps
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, pod_group, requiring, selecting, term
 from tests.allocator.gangs.builders import bind
 
@@ -205,6 +211,37 @@ def test_models_are_chosen_for_each_product_of_a_gang() -> None:
         at = [world.engine.place(each).node for each in pods]
         assert set(at[1::2]) == {"n1", "n2"}
         assert set(at[::2]) <= {"n3", "n5"}
+
+
+def test_of_a_gang_of_many_products_few_of_all_choices_of_models_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, tried = Packing.place, set[tuple[str | None, ...]]()
+
+    def trying(policy: Packing, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        tried.add(tuple(member.request.model for member in gang.members))
+        return place(policy, gang, index)
+
+    # Two pods for each product, which has a node of either model.
+    sizes = {
+        "module-910b-8": 8,
+        "module-910b-16": 16,
+        "chip4-node8": 8,
+        "chip4-node16": 16,
+        "card": 8,
+        "850-SuperPod-Atlas-8": 8,
+    }
+    kinds, marks = [*sizes, *sizes], {GROUP: "train", MIN_AVAILABLE: str(2 * len(sizes))}
+    pods = [
+        selecting(pod(f"train-{at}", sizes[kind], annotations=marks), {TYPE: kind}) for at, kind in enumerate(kinds)
+    ]
+    world = World()
+    for (kind, chips), model in product(sizes.items(), [B3, B4]):
+        labels = {TYPE: kind, CHIP_NAME: model}
+        world.add(node(f"{kind}-{model}", labels=labels, chips=range(chips), allocatable=chips))
+    world.add(*pods)
+    monkeypatch.setattr(Packing, "place", trying)
+    assert "several models" in world.refusal(pods[0]).message
+    # The last one is without models, for the reason of the refusal.
+    assert len(tried) == one_model._MOST_CHOICES + 1 < 2 ** len(sizes)
 
 
 POOLS = st.sampled_from(["", "a", "b"])
