@@ -30,6 +30,12 @@ class Filtered:
         """The number of nodes for each refusal; nodes share refusals."""
         return Counter(self.refused.values())
 
+    @property
+    def first(self) -> dict[Refusal, str]:
+        """The first node of each refusal, in the order of the nodes."""
+        last_first = dict(zip(reversed(self.refused.values()), reversed(self.refused), strict=True))
+        return {refusal: last_first[refusal] for refusal in self.refusals}
+
     @cached_property
     def reasons(self) -> Counter[Reason]:
         """The number of nodes for each reason."""

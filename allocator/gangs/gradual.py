@@ -19,6 +19,7 @@ pods of the gang wait until it is done.
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Final
 from weakref import ReferenceType, ref
 
@@ -46,6 +47,8 @@ TRIES: Final = 3
 """After so many plans that became outdated one is made at once."""
 _STEP: Final = 32
 """After so many nodes or seats there may be a pause."""
+_NAMES: Final = 4_096
+"""So many names are read in a millisecond."""
 
 
 class GradualPlans:
@@ -116,15 +119,19 @@ class GradualPlans:
         """The names as a set, the same object as the last time if they are the same: it is compared again and again."""
         if candidates is None:
             return None
-        names = list(candidates)  # many are decoded only now
+        names = iter(candidates)  # many are decoded only now
+        last = self._named() if self._named is not None else None
+        several, are_known = set[str](), last is not None
+        while piece := list(islice(names, _NAMES)):
+            await turn.share()
+            several.update(piece)
+            are_known = are_known and last is not None and last.issuperset(piece)
         await turn.share()
-        several = frozenset(names)
-        await turn.share()
-        known = self._named() if self._named is not None else None
-        if known != several:
-            known, self._named = several, ref(several)
-        await turn.share()
-        return known
+        if last is None or not are_known or len(several) != len(last):
+            last = frozenset(several)
+            self._named = ref(last)
+            await turn.share()
+        return last
 
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
         if self._ledger.get(pod.uid) is not None:
@@ -178,6 +185,9 @@ class GradualPlans:
         found = await turn.share_between(
             planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
         )
+        await turn.share()
+        del index  # releasing a copy of thousands of nodes takes milliseconds
+        await turn.share()
         if isinstance(found, Refusal):
             if gang.policy.level is None and before == (self._version(job), self._cluster.index.version):
                 planner.note_refusal(found, pod, request, job, Scope(candidates, AS_IT_IS, left))

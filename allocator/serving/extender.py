@@ -171,10 +171,11 @@ class Extender:
             self._barrier.on_acceptance(pod)
             return FilterResult(node_names=fitting)
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
-        self._journal.on_filter(pod, found)
         self._requeuer.on_refusal(pod)
         self._preemption.on_filter(pod, names)
-        await turn.share()  # before the answer for thousands of nodes is put together
+        await turn.share()  # before the refusals of thousands of nodes are counted
+        self._journal.on_filter(pod, found)
+        await turn.share()  # and before the answer is put together
         return refused_result(found, self._preemption.waiting(pod, found.refused), pod.metadata.namespace)
 
     async def _preempt(self, request: web.Request) -> web.Response:

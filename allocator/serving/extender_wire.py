@@ -37,7 +37,7 @@ class NodeNames(Collection[str]):
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
-        self._names: list[str] | None = None
+        self._names: tuple[str, ...] | None = None  # garbage collections don't walk strings of tuples
         self._set: frozenset[str] | None = None
         # Node names need no escapes; with escapes, bytes can't be compared.
         self._has_escapes = b"\\" in raw
@@ -63,9 +63,9 @@ class NodeNames(Collection[str]):
         """The names as they were sent: keeping them decoded takes many times the memory."""
         return NodeNames(self._raw)
 
-    def _all(self) -> list[str]:
+    def _all(self) -> tuple[str, ...]:
         if self._names is None:
-            self._names = decode(self._raw, list[str])
+            self._names = decode(self._raw, tuple[str, ...])
         return self._names
 
 
@@ -230,9 +230,7 @@ def refused_result(filtered: Filtered, waiting: Collection[str], namespace: str)
 def _one_per_reason(filtered: Filtered, namespace: str) -> dict[str, str]:
     sentences: dict[str, str] = {}
     missing = dict(filtered.reasons)
-    for name, refusal in filtered.refused.items():
-        if not missing:
-            break
+    for refusal, name in filtered.first.items():
         count = missing.pop(refusal.reason, 0)
         if count:
             on = f"{refusal.reason} on {count:,} nodes, here" if count > 1 else refusal.reason

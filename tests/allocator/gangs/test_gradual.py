@@ -276,6 +276,20 @@ async def test_names_are_made_a_set_once_for_all_pods_of_a_gang() -> None:
     assert len({id(names) for names in prepared}) == 1  # so that sets of thousands are not compared
 
 
+@given(calls=st.lists(st.lists(st.sampled_from([f"n{number}" for number in range(5)]), min_size=2), min_size=1))
+def test_the_candidates_of_a_plan_are_the_names_of_its_call(calls: list[list[str]]) -> None:
+    async def prepare_all() -> None:
+        world = world_of(3)
+        world.add(*gang("train", 4))
+        pods = iter(gang("train", 4) * len(calls))
+        for names in calls:
+            assert await world.engine.prepare(next(pods), names) == frozenset(names)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradual, "_NAMES", 2)
+        asyncio.run(prepare_all())
+
+
 def _take(number: int) -> Interference:
     def act(world: World, _pods: list[Pod]) -> None:
         world.add(single := pod(f"single-{number}-{world.cluster.changes.revision}", 1))

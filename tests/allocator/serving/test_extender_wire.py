@@ -56,10 +56,15 @@ def test_a_name_that_is_no_string_is_refused_when_decoded() -> None:
         min_size=65,
         max_size=200,
     ),
+    sentences_each=st.integers(1, 200),
     waits=st.booleans(),
 )
-def test_many_refusals_are_summed_up_by_reason(reasons: list[Reason], *, waits: bool) -> None:
-    refused = {f"n{number}": Refusal(reason, f"of n{number}") for number, reason in enumerate(reasons)}
+def test_many_refusals_are_summed_up_by_reason(reasons: list[Reason], sentences_each: int, *, waits: bool) -> None:
+    refusals: dict[str, Refusal] = {}  # nodes share them
+    refused: dict[str, Refusal] = {}
+    for number, reason in enumerate(reasons):
+        sentence = f"{reason}: sentence {number % sentences_each}"
+        refused[f"n{number}"] = refusals.setdefault(sentence, Refusal(reason, sentence))
     waiting = ("n0",) if waits else ()
     result = refused_result(Filtered([], refused), waiting, "default")
     assert list(result.failed_nodes) == list(waiting)
@@ -69,6 +74,8 @@ def test_many_refusals_are_summed_up_by_reason(reasons: list[Reason], *, waits: 
         for reason in set(others):
             (sentence,) = (each for each in sentences if each.startswith(reason))
             assert f"on {others.count(reason)} nodes" in sentence or others.count(reason) == 1
+            first = f"n{reasons.index(reason, len(waiting))}"
+            assert result.failed_and_unresolvable_nodes[first] == sentence
         assert len(sentences) == len(set(others))
     else:
         assert len(sentences) == len(others)
