@@ -1,11 +1,17 @@
-"""Builds helm from its Go module, once per version, and runs it on the chart."""
+"""Builds helm from its Go module, once per version, and runs it on the chart.
+
+What a chart renders with given options is kept beside helm, by the contents of everything it is made of: only after a
+change of the chart do the tests render it 300 times.
+"""
 
 import fcntl
-import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +38,7 @@ _VERSIONS: Final = {
 }
 IMAGE: Final = ("--set", "image.repository=registry.example/ascend-affinity")
 """Without a registry in its name it is refused."""
+_UNUSED_S: Final = 7 * 24 * 3600.0
 # Helm generates another certificate each time.
 _WITHOUT_CLUSTER: Final = (*IMAGE, "--set", "allocator.tls.ephemeral=true")
 
@@ -114,14 +121,51 @@ def render(*options: str) -> list[dict[str, Any]]:
         HelmError: the chart refuses them.
     """
     documents = yaml.load_all(
-        _rendered(options), yaml.CSafeLoader
+        _rendered(CHART, options), yaml.CSafeLoader
     )  # the loader written in C, because helm renders 1,000 lines
     return [item for item in documents if item is not None]
 
 
-@functools.cache
-def _rendered(options: tuple[str, ...]) -> str:
-    return run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *_WITHOUT_CLUSTER, *options)
+def _rendered(chart: Path, options: tuple[str, ...]) -> str:
+    """Return what helm renders, from an earlier run if chart, options and the files they name are the same.
+
+    Raises:
+        HelmError: the chart refuses the options, or did in the earlier run.
+    """
+    kept = _kept(chart, options)
+    if not kept.is_file():
+        try:
+            text = run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *_WITHOUT_CLUSTER, *options)
+            outcome = {"rendered": text}
+        except HelmError as error:
+            outcome = {"refused": str(error)}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as unfinished:
+            json.dump(outcome, unfinished)
+        Path(unfinished.name).rename(kept)
+    outcome = json.loads(kept.read_text())
+    if "refused" in outcome:
+        raise HelmError(outcome["refused"])
+    rendered: str = outcome["rendered"]
+    return rendered
+
+
+def _kept(chart: Path, options: tuple[str, ...]) -> Path:
+    """Return the file of a rendering; there is one folder per contents of a chart, and those unused for long go."""
+    files = {str(file.relative_to(chart)): file.read_text() for file in sorted(chart.rglob("*")) if file.is_file()}
+    folder = path().parent / "rendered" / _digest(files, path().stat().st_mtime_ns)
+    if not folder.is_dir():
+        for other in folder.parent.glob("*"):
+            if time.time() - other.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
+    named = [
+        Path(option).read_text() if option.startswith("/") and Path(option).is_file() else option for option in options
+    ]
+    return folder / _digest(named)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def notes(folder: Path, *options: str) -> str:
@@ -138,9 +182,7 @@ def notes(folder: Path, *options: str) -> str:
     shutil.copy(CHART / "templates" / "_helpers.tpl", chart / "templates")
     wrapped = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
     (chart / "templates" / "notes.yaml").write_text(wrapped)
-    rendered = yaml.safe_load(
-        run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *_WITHOUT_CLUSTER, *options)
-    )
+    rendered = yaml.safe_load(_rendered(chart, options))
     said: str = rendered["notes"]
     return said
 
