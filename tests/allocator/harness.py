@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
-    """Wait for a condition."""
+async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
+    """Wait for a condition; the longer it takes, the less often it is tried."""
+    begin_s = time.monotonic()
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the state of other tasks has no events
-            await asyncio.sleep(0.001)
+        while not condition():  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(min(max(0.001, 0.05 * (time.monotonic() - begin_s)), 0.03))
 
 
 class Allocator:

@@ -1,7 +1,7 @@
 """What the chart's admission policies let pods' authors write, on a real API server."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,17 +13,9 @@ from tests.cluster.binaries import MINOR
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 from tests.cluster.processes import wait_until
-from tests.deploy.chart_programs import READY_S
+from tests.deploy.chart_programs import READY_S, chart_in
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.usefixtures("built_helm", "installed"),
-    pytest.mark.timeout(600),
-    # The allocator does not run, so its webhook would only cost time.
-    pytest.mark.parametrize(
-        "installed", ["allocator.webhooks.pods.enabled=false,allocator.policies.writers={writer}"], indirect=True
-    ),
-]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("installed"), pytest.mark.timeout(600)]
 
 SAID = "only ascend-affinity writes the annotation"
 BY_ENVIRONMENT = "by which ascend-docker-runtime would give it chips that it does not have"
@@ -34,6 +26,16 @@ VISIBLE = {"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}
 PROTECTED = [*(key for key, writer in WRITERS.items() if writer is not Writer.CREATOR), *RESOURCES]
 
 Call = Callable[[], object]
+
+
+@pytest.fixture(scope="module")
+def installed(built_helm: None, cluster: Cluster) -> Iterator[None]:
+    """The chart, which no test changes: each has a namespace of its own."""
+    assert built_helm is None
+    # The allocator does not run, so its webhook would only cost time.
+    values = "allocator.webhooks.pods.enabled=false,allocator.policies.writers={writer}"
+    with chart_in(cluster, "--set", values):
+        yield
 
 
 def path_of(namespace: str, name: str = "") -> str:

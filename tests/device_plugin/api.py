@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from sandbox.cluster import pod_manifest
 NODE = "n1"
 
 
-async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
-    """Poll until a condition holds."""
+async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
+    """Poll until a condition holds; the longer it takes, the less often."""
+    begin_s = time.monotonic()
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(min(max(0.001, 0.05 * (time.monotonic() - begin_s)), 0.03))
 
 
 def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None) -> float:

@@ -80,7 +80,7 @@ def plugin_command(
     return [
         *(str(program), "--kubeconfig", str(kubeconfig), "--node-name", node),
         *("--driver", *driver, "--device-root", str(device_root), "--kubelet-pods-url", pods_url),
-        *("--http-address", http_address, "--scan-period-s", "0.1"),
+        *("--http-address", http_address, "--scan-period-s", "0.3"),
         *_flags(flags),
     ]
 
