@@ -18,7 +18,8 @@ ifneq ($(DISTRIBUTION_PYTHON),)
 export UV_PYTHON ?= $(DISTRIBUTION_PYTHON)
 endif
 
-# More test files run in parallel than there are cores, because those on a real cluster mostly wait. Six clusters of kubelets and container runtimes need
+# More test files run in parallel than there are cores, because those on a real cluster mostly wait; at first half of the workers
+# has one (tests/parallel.py). Six clusters of kubelets and container runtimes need
 # more inotify instances than a user has by default (128).
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
