@@ -29,7 +29,7 @@ _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decide
 
 _ORDER: Final = (
     *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif", "simulate"),
-    *("web", "chip", "kueue", "doctor", "selftest", "completion"),
+    *("web", "history", "chip", "kueue", "doctor", "selftest", "completion"),
 )
 """The verbs in the help: what most people ask first comes first."""
 
@@ -84,6 +84,18 @@ _Namespace: TypeAlias = Annotated[
 ]
 _AllNamespaces: TypeAlias = Annotated[
     bool, typer.Option("-A", "--all-namespaces", help="All namespaces, as without -n.")
+]
+
+
+_History: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="NPUCTL_HISTORY",
+        show_envvar=False,
+        help="The file of the history.",
+        show_default="$NPUCTL_HISTORY",
+    ),
 ]
 
 
@@ -517,6 +529,9 @@ def web(
             metavar="NAME", help="Also answer browsers that ask for this host, as behind a proxy with a login."
         ),
     ] = None,
+    history: _History = None,
+    history_days: Annotated[int, typer.Option(metavar="N", min=1, max=3650, help="Days that are kept there.")] = 30,
+    history_mib: Annotated[int, typer.Option(metavar="N", min=1, max=65536, help="MiB of it at most.")] = 256,
 ) -> int:
     """Serve a page of the chips, the queue, and why jobs wait.
 
@@ -524,11 +539,33 @@ def web(
     """
     with programs_extra("npuctl web", "web", PAGE):
         from npuctl.web.command import ADDRESS, ServedAt, run_web
+    from npuctl.history.store import Bounds, HistoryStore
 
     at = ServedAt(unsafe_address or ADDRESS, port, tuple(allowed_host or ()))
+    store = HistoryStore(history, Bounds(history_days, history_mib << 20)) if history is not None else None
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run_web(source, at))
+        asyncio.run(run_web(source, at, store))
     return 0
+
+
+@app.command(cls=Verb, name="history")
+def show_history(
+    *,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job or pod: NAME, NAMESPACE/NAME or job/NAME.")],
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", metavar="NAME", help="Its namespace.")] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="How far back, as in 90m, 24h or 7d.")] = "24h",
+    history: _History = None,
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show why a job waited, behind whom, and where it ran.
+
+    From the file in which npuctl web --history records it, also while it does.
+    """
+    from npuctl.history.command import run_history
+
+    if history is None:
+        raise InvalidValue("which history? --history FILE, as given to npuctl web")
+    return run_history(history, job, namespace, since, output)
 
 
 @app.command(cls=Verb)

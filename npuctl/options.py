@@ -21,7 +21,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "capacity": ("npuctl capacity", "npuctl capacity --product 910B-8 --chips 4"),
     "plan": ("npuctl plan -f job.yaml --cluster", "npuctl plan -f cluster.json -f job.yaml"),
     "whatif": ("npuctl whatif --drain node-a", "npuctl whatif --add node-a=10 --end research/train"),
-    "web": ("npuctl web", "npuctl web --port 9000 -f cluster.json"),
+    "web": ("npuctl web", "npuctl web --history history.db", "npuctl web --port 9000 -f cluster.json"),
+    "history": ("npuctl history job/train -n research --history history.db", "npuctl history train --since 7d -o json"),
     "simulate": (
         "npuctl simulate --servers 300x910B-8 --rate 1=400 --rate 8=40:4 --rate 4x8=4:8",
         "npuctl simulate --jobs jobs.csv --load 0.95 --compare policy=tables --compare earmark_share=0",

@@ -12,6 +12,7 @@ from npuctl.capacity.command import CapacityAnswer
 from npuctl.doctor.command import Diagnosis
 from npuctl.explain.answer import Explanation
 from npuctl.explain.command import JobExplanation
+from npuctl.history.command import HistoryAnswer
 from npuctl.plan.placement import PlacementPlan
 from npuctl.queue.command import QueueAnswer
 from npuctl.selftest.node import Selftest
@@ -28,6 +29,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "doctor": Diagnosis,
     "explain": Explanation,
     "explain-job": JobExplanation,
+    "history": HistoryAnswer,
     "plan": PlacementPlan,
     "queue": QueueAnswer,
     "selftest": Selftest,

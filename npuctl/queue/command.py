@@ -17,7 +17,7 @@ from npuctl.output import FittingTable, Output, breaks_lines, show
 from npuctl.queue.entries import Next, Queue, QueueEntry
 from npuctl.reading.source import Source, rfc3339
 
-_NEXT: Final = {
+NEXT: Final = {
     Next.STARTS: "starts now",
     Next.CHIPS: "when pods end",
     Next.NODES: "needs nodes",
@@ -25,6 +25,8 @@ _NEXT: Final = {
     Next.SCHEDULER: "needs its scheduler",
     Next.NEVER: "never",
 }
+"""What happens before a job starts, in words, where no other jobs are named."""
+
 _STARTING: Final = {Next.STARTS, Next.PREEMPTS}
 _STYLES: Final = {Next.STARTS: "green", Next.PREEMPTS: "green", Next.NEVER: "red"}
 _MOST_BEHIND: Final = 2
@@ -130,7 +132,7 @@ def next_of(entry: QueueEntry) -> str:
         case Next.BEHIND:
             follows = f"behind {some(entry.behind, _MOST_BEHIND)}"
         case _:
-            follows = _NEXT[entry.next]
+            follows = NEXT[entry.next]
     if not entry.starting or entry.next in _STARTING:
         return follows
     return (
@@ -153,7 +155,12 @@ def age(since: str, now_ns: int) -> str:
     """How long something waits, as in ``45s``, ``12m``, ``5h`` or ``3d``; ``-`` if unknown."""
     if not since:
         return "-"
-    seconds = max(int(now_ns // 10**9 - msgspec.convert(since, datetime).timestamp()), 0)
+    return in_short(int(now_ns // 10**9 - msgspec.convert(since, datetime).timestamp()))
+
+
+def in_short(seconds: int) -> str:
+    """A time as in ``45s``, ``12m``, ``5h`` or ``3d``."""
+    seconds = max(seconds, 0)
     for unit, letter, least in _AGES:
         if seconds >= least * unit:
             return f"{seconds // unit}{letter}"

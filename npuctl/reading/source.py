@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAMESPACE: Final = "default"
 _DAY_S: Final = 86_400
-_TIMEOUT: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s?)?", re.ASCII)
+_DURATION: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s?)?", re.ASCII)
 _OLD_S: Final = 60
 """Age of a file from which on it is said: what has changed since is not in it."""
 
@@ -227,20 +227,25 @@ class Source:
 
 
 def read_timeout(text: str | None) -> float | None:
-    """Return a timeout in seconds, as kubectl reads it: ``30s``, ``2m``, or a number of seconds; 0 is infinite.
-
-    None is none that was given.
+    """Return a timeout in seconds, as kubectl reads it; 0 is infinite, and None is none that was given.
 
     Raises:
         InvalidValue: it is nothing of that kind.
     """
-    if text is None:
-        return None
-    found = _TIMEOUT.fullmatch(text)
+    return None if text is None else read_duration("--request-timeout", text) or math.inf
+
+
+def read_duration(option: str, text: str) -> float:
+    """Return seconds as kubectl reads them: ``30s``, ``2m``, ``1h30m``, or a number of seconds.
+
+    Raises:
+        InvalidValue: the text is nothing of that kind.
+    """
+    found = _DURATION.fullmatch(text)
     if found is None or not text:
-        raise InvalidValue(f"--request-timeout: {text!r} is not a time like 30s, 2m or 1h30m")
+        raise InvalidValue(f"{option}: {text!r} is not a time like 30s, 2m or 1h30m")
     hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return 3600 * hours + 60 * minutes + seconds or math.inf
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def read_time(text: str | None) -> int:

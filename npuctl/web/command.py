@@ -12,11 +12,13 @@ import uvicorn
 from fastapi import FastAPI
 from nicegui import Client, app, core, ui
 
+from npuctl.history.store import HistoryStore
 from npuctl.reading.source import Source
 from npuctl.web.guard import LOOPBACK, WebGuard
 from npuctl.web.hub import Hub
 from npuctl.web.live import LiveCluster, require_rights
 from npuctl.web.page import STYLE, ClusterPage
+from npuctl.web.recorder import HistoryRecorder
 
 _MOST_MESSAGE: Final = 128 * 1024
 """The largest message of a browser: a manifest, escaped."""
@@ -47,8 +49,13 @@ class ServedAt:
     hosts: tuple[str, ...] = ()
 
 
-async def run_web(source: Source, at: ServedAt) -> None:
+async def run_web(source: Source, at: ServedAt, history: HistoryStore | None = None) -> None:
     """Serve the page until interrupted.
+
+    Args:
+        source: the cluster, or files.
+        at: where it is served.
+        history: where the history of a cluster is recorded.
 
     Raises:
         ApiError: the API server refused.
@@ -64,6 +71,7 @@ async def run_web(source: Source, at: ServedAt) -> None:
         if client is None:
             live.read_files()
         hub = Hub(live)
+        recorder = HistoryRecorder(hub, history) if history is not None and client is not None else None
         server = _Server(
             uvicorn.Config(
                 _application(hub, at),
@@ -80,8 +88,9 @@ async def run_web(source: Source, at: ServedAt) -> None:
         async with asyncio.TaskGroup() as tasks:
             followed = tasks.create_task(live.run(client, hub.on_changed))
             decided = tasks.create_task(hub.run())
+            recorded = [tasks.create_task(recorder.run())] if recorder is not None else []
             await server.serve()
-            for task in (followed, decided):
+            for task in (followed, decided, *recorded):
                 task.cancel()
 
 

@@ -22,6 +22,7 @@ VERBS = [
     "completion",
     "doctor",
     "explain",
+    "history",
     "kueue",
     "plan",
     "queue",

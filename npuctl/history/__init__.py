@@ -1,0 +1,1 @@
+"""``npuctl history``: why jobs waited and where they ran, as recorded by ``npuctl web``."""
