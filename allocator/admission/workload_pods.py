@@ -16,6 +16,7 @@ from allocator.rules.job import marks_of
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.jobs.creation import Controller
 from ascend.jobs.table import TABLE
+from ascend.kube.client import KubeClient
 from ascend.kube.kept import short
 from ascend.kube.objects import KubeObject, OwnerReference, Pod, PodSpec, Resource, read_object
 from ascend.kube.workloads import BATCH_JOBS
@@ -53,6 +54,23 @@ def owner_of(workload: Workload) -> OwnerReference | None:
     """The job of a workload; None for a group of pods."""
     owner = workload.metadata.controller
     return None if owner is None or owner.kind == "Pod" else owner
+
+
+async def read_job(client: KubeClient, workload: Workload) -> OwningJob | None:
+    """The job of a workload, if it is of a kind of ``owners``.
+
+    Raises:
+        ApiError: the API server refused.
+        Unreachable: the API server did not answer.
+    """
+    owner = owner_of(workload)
+    resource = owners().get((owner.kind, owner.api_version)) if owner is not None else None
+    if owner is None or resource is None:
+        return None
+    # As a list, because the allocator may list these objects anyway.
+    named = f"metadata.name={owner.name}"
+    found = await client.list_objects(resource, workload.metadata.namespace, field_selector=named)
+    return next((job for job in found if job.uid == owner.uid), None)
 
 
 def pods_of(

@@ -29,6 +29,8 @@ from ascend.turn import Steps, Turn, at_once
 
 _TRIES: Final = 3
 """After so many times that nodes have changed meanwhile, all is done at once."""
+_MOST_KNOWN: Final = 16
+"""Of so many kinds of pods the nodes that they may be on are kept."""
 _STEP: Final = 32
 """After so many seats or nodes there may be a pause."""
 
@@ -70,6 +72,7 @@ class ExpectedPods:
         self._cluster = engine.cluster
         self._ledger = engine.ledger
         self._engine = engine
+        self._known: tuple[int, dict[object, frozenset[str] | None]] = -1, {}
 
     async def fit(self, pods: Sequence[Pod]) -> bool:
         """Whether pods fit; see ``keep``."""
@@ -164,14 +167,10 @@ class ExpectedPods:
         found = []
         for job in cluster.jobs:
             yield from job.assign_ranks()
-            of_spec: dict[object, Collection[str] | None] = {}
             members = []
             for rank, pod in job.by_rank():
-                spec = pod.spec.node_requirements, pod.spec.tolerations
-                if spec not in of_spec:
-                    names = frozenset((yield from self._candidates(pod)))
-                    of_spec[spec] = names if len(names) < len(cluster.index.entries) else None
-                members.append(Member(pod.uid, pod.key, rank, reader.read(pod).chips, of_spec[spec]))
+                only = yield from self._only(pod)
+                members.append(Member(pod.uid, pod.key, rank, reader.read(pod).chips, only))
                 yield
             first = next(iter(job.pods.values()))
             yield from reader.policy(first).read(self._cluster)
@@ -231,6 +230,17 @@ class ExpectedPods:
                 return False
             self._ledger.reserve_ahead(pods.plan, some, ttl_s=ttl_s)
         return True
+
+    def _only(self, pod: Pod) -> Steps[frozenset[str] | None]:
+        """The nodes that ``_candidates`` finds, None for all; kept until labels or taints of a node change."""
+        version, spec = self._cluster.labels.version, (pod.spec.node_requirements, pod.spec.tolerations)
+        if self._known[0] != version or len(self._known[1]) >= _MOST_KNOWN:
+            self._known = version, {}
+        known = self._known[1]
+        if spec not in known:
+            names = frozenset((yield from self._candidates(pod)))
+            known[spec] = names if len(names) < len(self._cluster.index.entries) else None
+        return known[spec]
 
     def _candidates(self, pod: Pod) -> Steps[list[str]]:
         """The nodes that a pod's scheduler would offer, as far as selector, affinity and taints say."""

@@ -10,9 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from allocator.admission import checks
+from allocator.admission import checks, delays
 from allocator.admission.checks import AdmissionChecks
+from allocator.admission.delays import Delays
 from allocator.admission.objects import CONTROLLER, Workload
+from allocator.admission.statuses import Statuses
 from allocator.decision.expected import ExpectedPods
 from ascend.kube.objects import Pod
 from sandbox.apiserver import ApiServer
@@ -233,7 +235,7 @@ async def test_a_delay_begins_when_kueue_has_evicted_the_workload(tmp_path: Path
 
 
 async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     async with answering(tmp_path) as (allocator, kueue):
         await kueue.check()
@@ -248,21 +250,21 @@ async def test_a_delay_ends_when_the_pods_fit(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_nothing_is_written_about_a_delay_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
-    look, patch, looks, written = AdmissionChecks._look, AdmissionChecks._patch, list[int](), list[Json]()
+    look, patch, looks, written = Delays.look, Statuses._patch, list[int](), list[Json]()
     async with answering(tmp_path) as (allocator, kueue):
 
-        async def looking(part: AdmissionChecks) -> None:
+        async def looking(part: Delays) -> None:
             await look(part)
             looks.append(allocator.app.cluster.changes.revision)
 
-        async def patching(part: AdmissionChecks, workload: Workload, status: Json) -> None:
+        async def patching(part: Statuses, workload: Workload, status: Json) -> None:
             written.append(status)
             await patch(part, workload, status)
 
-        monkeypatch.setattr(AdmissionChecks, "_look", looking)
-        monkeypatch.setattr(AdmissionChecks, "_patch", patching)
+        monkeypatch.setattr(Delays, "look", looking)
+        monkeypatch.setattr(Statuses, "_patch", patching)
         await kueue.check()
         await kueue.queue("job", 1, 8)
         await kueue.reserve("job")
@@ -279,7 +281,7 @@ async def test_nothing_is_written_about_a_delay_that_is_over(tmp_path: Path, mon
 @pytest.mark.parametrize("state", [{}, {"count": 3}])
 async def test_the_count_of_requeues_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Json) -> None:
     # Kueue to 0.16 leaves an invalid status, and the workload for ever, if no count is there when it removes the time.
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     async with answering(tmp_path) as (allocator, kueue):
         await kueue.check()
@@ -296,7 +298,7 @@ async def test_the_count_of_requeues_stays(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_delay_of_an_earlier_leader_ends_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_count: int | None, next_s: int
 ) -> None:
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     due = "2099-01-01T00:00:00Z"
     async with answering(tmp_path, now_ns=lambda: NOW_S * 10**9) as (allocator, kueue):
@@ -318,17 +320,17 @@ async def test_a_delay_of_an_earlier_leader_ends_too(
 async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
-    monkeypatch.setattr(checks, "MOST_LOOKS", 2)
-    fit = ExpectedPods.fit
+    monkeypatch.setattr(delays, "MOST_LOOKS", 2)
+    keep = ExpectedPods.keep
     async with answering(tmp_path) as (allocator, kueue):
 
-        async def changing(expected: ExpectedPods, pods: Sequence[Pod]) -> bool:
+        async def changing(expected: ExpectedPods, pods: Sequence[Pod], ttl_s: float) -> tuple[str, ...]:
             allocator.app.cluster.changes.note("n0")
-            return await fit(expected, pods)
+            return await keep(expected, pods, ttl_s)
 
-        monkeypatch.setattr(ExpectedPods, "fit", changing)
+        monkeypatch.setattr(ExpectedPods, "keep", changing)
         await kueue.check()
         for name, pods in (("large", 3), ("larger", 4), ("largest", 5), ("small", 1)):
             await kueue.queue(name, pods, 8, priority=pods)
@@ -341,25 +343,135 @@ async def test_every_refused_workload_has_its_turn_while_nodes_change_all_the_ti
 async def test_nothing_stays_of_a_workload_that_is_deleted_while_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, parts = AdmissionChecks._write, list[AdmissionChecks]()
+    refuse, answer, parts = AdmissionChecks._refuse, Statuses.answer, list[AdmissionChecks]()
     async with answering(tmp_path) as (_, kueue):
 
-        async def deleting(part: AdmissionChecks, workload: Workload, *given: Any, **more: Any) -> None:
-            await write(part, workload, *given, **more)
+        async def refusing(part: AdmissionChecks, *given: Any) -> None:
             parts.append(part)
+            await refuse(part, *given)
+
+        async def deleting(part: Statuses, workload: Workload, *given: Any) -> None:
+            await answer(part, workload, *given)
             if workload.name == "first":
                 await kueue.delete(f"{WORKLOADS}/first")
-                await until(lambda: workload.uid not in part._workloads)
+                await until(lambda: workload.uid not in parts[0]._workloads)
 
-        monkeypatch.setattr(AdmissionChecks, "_write", deleting)
+        monkeypatch.setattr(AdmissionChecks, "_refuse", refusing)
+        monkeypatch.setattr(Statuses, "answer", deleting)
         await kueue.check()
         await kueue.queue("first", 1, 8)
         await kueue.reserve("first")
         await until(lambda: parts and not parts[0]._workloads)
         await kueue.queue("second", 1, 8)
         await kueue.reserve("second")
-        await until(lambda: parts[0]._delays)
-        assert [delay.workload.name for delay in parts[0]._delays.values()] == ["second"]
+        await until(lambda: list(parts[0]._delays))
+        assert [delay.workload.name for delay in parts[0]._delays] == ["second"]
+
+
+async def test_no_answer_waits_for_that_to_another_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, is_told = Statuses.answer, asyncio.Event()
+
+    async def slow(part: Statuses, workload: Workload, *given: Any) -> None:
+        if workload.name == "first":
+            await is_told.wait()
+        await answer(part, workload, *given)
+
+    monkeypatch.setattr(Statuses, "answer", slow)
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        for number in range(2):
+            await allocator.node(f"n{number}")
+        for name in ("first", "second"):
+            await kueue.queue(name, 1, 8)
+            await kueue.reserve(name)
+            await until(lambda: allocator.app.ledger)
+        assert (await kueue.answer("second"))["state"] == "Ready"
+        is_told.set()
+        assert (await kueue.answer("first"))["state"] == "Ready"
+
+
+async def test_the_delays_of_all_that_fit_beside_each_other_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    look, has_grown, looks = Delays.look, False, list[Delays]()
+    async with answering(tmp_path) as (allocator, kueue):
+
+        async def looking(part: Delays) -> None:
+            if has_grown:
+                looks.append(part)
+                await look(part)
+
+        monkeypatch.setattr(Delays, "look", looking)
+        await kueue.check()
+        due = {}
+        for name in ("first", "second", "third"):
+            await kueue.queue(name, 1, 8)
+            await kueue.reserve(name)
+            due[name] = await kueue.refused(name)
+        for number in range(2):
+            await allocator.node(f"n{number}")
+        await until(lambda: len(allocator.app.cluster.nodes) == 2)
+        has_grown = True
+        for name in ("first", "second"):
+            await kueue.delay_ended(name, due[name])
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 2)
+        assert (await kueue.status("third"))["requeueState"]["requeueAt"] == due["third"]
+
+
+async def test_after_an_end_in_vain_a_delay_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kueue may choose the same place again, though the pods fit elsewhere only.
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    clock, look, looks = [0.0], Delays.look, list[float]()
+
+    async def looking(part: Delays) -> None:
+        now_s = clock[0]
+        await look(part)
+        looks.append(now_s)
+
+    monkeypatch.setattr(Delays, "look", looking)
+    place = {"levels": ["kubernetes.io/hostname"], "domains": [{"values": ["small"], "count": 1}]}
+    given = {"name": "main", "flavors": {}, "topologyAssignment": place}
+    async with answering(tmp_path, monotonic=lambda: clock[0]) as (allocator, kueue):
+        await kueue.check()
+        for name, chips in (("small", 4), ("large", 8)):
+            made = node_manifest(name, chips=chips)
+            made["metadata"]["labels"] = {"kubernetes.io/hostname": name}
+            await allocator.server.create(made)
+        await until(lambda: len(allocator.app.cluster.nodes) == 2)
+        await kueue.queue("job", 1, 8)
+        due, waited_s = "", []
+        for _ in range(3):
+            await kueue.reserve("job", admission={"clusterQueue": "q", "podSetAssignments": [given]})
+            due, since_s = await kueue.refused("job", due), clock[0]
+            while (await kueue.status("job"))["requeueState"].get("requeueAt") == due:
+                clock[0] += 1.0
+                allocator.app.cluster.changes.note("large")
+                await until(lambda: looks[-1] == clock[0])
+            waited_s.append(clock[0] - since_s)
+        assert waited_s == [1.0, 2.0, 4.0]
+
+
+async def test_a_workload_changes_when_kueue_has_queued_what_it_was_before_its_delay_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kueue 0.14 keeps a timer of 60 s, and then waits for a change of a workload that has waited for quota since.
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    clock = [NOW_S]
+    async with answering(tmp_path, VERSIONS[1:], now_ns=lambda: clock[0] * 10**9) as (allocator, kueue):
+        await kueue.check()
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job")
+        due = await kueue.refused("job")
+        clock[0] += 1
+        await allocator.node("n0")
+        await kueue.delay_ended("job", due)
+        ended = (await kueue.status("job"))["requeueState"]["requeueAt"]
+        clock[0] += 65
+        await kueue.delay_ended("job", ended)
 
 
 async def test_a_new_leader_writes_nothing_about_what_another_one_has_answered(
@@ -500,7 +612,7 @@ async def test_pods_that_request_no_chips_are_admitted(tmp_path: Path) -> None:
 async def test_a_workload_whose_pods_cannot_be_known_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: int, updates: object, said: str
 ) -> None:
-    monkeypatch.setattr(checks, "LEAST_S", 0.0)
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
     place = {"levels": ["rack"], "domains": [{"values": ["r"], "count": pods}]}
     given = {"name": "main", "flavors": {}, "topologyAssignment": place}
@@ -516,7 +628,8 @@ async def test_a_workload_whose_pods_cannot_be_known_is_told(
         told = [event for event in await events_of(allocator) if event["regarding"]["kind"] == "Workload"]
         assert [(event["reason"], event["note"]) for event in told] == [("InvalidRequest", own["message"])]
         await kueue.withdraw("job")
-        await allocator.node("n0")  # the pods are asked about again, and other workloads are answered
+        for number in range(2):  # the pods are asked about again, and other workloads are answered
+            await allocator.node(f"n{number}")
         await kueue.queue("next", 1, 8)
         await kueue.reserve("next")
         assert (await kueue.answer("next"))["state"] == "Ready"

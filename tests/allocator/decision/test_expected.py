@@ -209,6 +209,27 @@ def test_only_nodes_count_that_a_scheduler_would_offer() -> None:
     assert ahead.keep(stand_ins(gang("train", 1)), TTL_S)
 
 
+def test_nodes_count_as_they_are_now() -> None:
+    world = world_of(1)
+    ahead = expected(world)
+    pods = stand_ins([of_pool(pod("train", 8), "a")])
+    for labels, taints, fits in (
+        ({}, (), False),
+        ({"pool": "a"}, (), True),
+        ({"pool": "a"}, (Taint(key="own", effect="NoSchedule"),), False),
+        ({"pool": "b"}, (), False),
+    ):
+        world.add(replace(node("n0", labels=labels), spec=NodeSpec(taints=taints)))
+        if fits:
+            ahead.release(ahead.keep(pods, TTL_S))
+        else:
+            with pytest.raises(Refusal):
+                ahead.keep(pods, TTL_S)
+    world.add(node("n1", labels={"pool": "a"}))
+    ahead.keep(pods, TTL_S)
+    assert [seat.node for seat in world.ledger] == ["n1"]
+
+
 def test_a_pod_alone_is_refused_with_the_sentence_of_its_event() -> None:
     world = world_of(2)
     for number in range(2):
