@@ -25,7 +25,7 @@ from ascend.chips import (
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 from ascend.fabric_switches import SwitchReport, switch_info
-from ascend.faults import FAULT_LIST, Fault, read_faults
+from ascend.faults import FAULT_LIST, Fault, Upgrade, read_faults
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
@@ -59,26 +59,6 @@ _LATEST_S: Final = 253_402_300_799
 # (docs/spec/node-report.md#checkcode).
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _GO_ESCAPE_TABLE = str.maketrans(_GO_ESCAPES)
-
-
-class Upgrade(msgspec.Struct, frozen=True):
-    """Why the level of a chip is worse than that of its fault codes, as an entry of ``UpgradeFaultReason``.
-
-    See docs/spec/node-report.md#upgradefaultreason.
-
-    The order of the fields is that of the wire.
-
-    Attributes:
-        upgrade_time: Unix milliseconds.
-        fault_code: lower-case hex, or a word if there is no code.
-        fault_level: the resulting level.
-        upgrade_type: ``FaultFrequency``, ``FaultDuration`` or ``FaultAutofill``.
-    """
-
-    upgrade_time: int
-    fault_code: str
-    fault_level: str
-    upgrade_type: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,26 @@ class Fault(msgspec.Struct, frozen=True):
         return self.fault_type == _OF_NETWORK
 
 
+class Upgrade(msgspec.Struct, frozen=True):
+    """Why the level of a chip is worse than that of its fault codes, as an entry of ``UpgradeFaultReason``.
+
+    See docs/spec/node-report.md#upgradefaultreason.
+
+    The order of the fields is that of the wire.
+
+    Attributes:
+        upgrade_time: Unix milliseconds.
+        fault_code: lower-case hex, or a word if there is no code.
+        fault_level: the resulting level.
+        upgrade_type: ``FaultFrequency``, ``FaultDuration`` or ``FaultAutofill``.
+    """
+
+    upgrade_time: int
+    fault_code: str
+    fault_level: str
+    upgrade_type: str
+
+
 def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
     """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is their most serious one."""
     return Fault(

@@ -21,7 +21,6 @@ from msgspec import structs
 
 from allocator.binding.annotations import Stamper
 from allocator.decision.backlog import WaitingFor, waiting_for
-from allocator.decision.scaling import against_scaling
 from allocator.rules.job import JobKey, own_rank
 from allocator.rules.own_devices import named_devices
 from allocator.rules.request import counted_chips, counted_cores, counted_vnpus
@@ -132,7 +131,7 @@ class Evaluation:
         if not pod.waits_for_chips:
             return tuple(named_devices(pod))
         unserved = _unserved_scheduler(pod, self._schedulers)
-        scaling = against_scaling(pod, self.allocator.cluster, self.allocator.engine.request_of)
+        scaling = self.allocator.engine.against_scaling(pod)
         return (*named_devices(pod), *([unserved] if unserved is not None else []), *scaling)
 
     async def decide(self, pod: Pod) -> PodVerdict:

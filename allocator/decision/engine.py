@@ -16,7 +16,6 @@ from allocator.decision.choice import Choice
 from allocator.decision.earmarks import LOANS, Earmarks
 from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
-from allocator.decision.scaling import against_scaling
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import GradualPlans, resume_gangs
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
@@ -138,9 +137,14 @@ class DecisionEngine:
         for nodes of its product, and whether its job can't be scaled up.
         """
         by_hand = (*named_devices(pod), *filter(None, [named_node(pod)]))
-        scaling = against_scaling(pod, self.cluster, self.request_of)
-        judged = (*self.advice(pod), *self._absent_product(pod), *scaling) if self.handles(pod) else ()
+        judged = (
+            (*self.advice(pod), *self._absent_product(pod), *self.against_scaling(pod)) if self.handles(pod) else ()
+        )
         return (*self.without_effect(pod), *judged, *by_hand)
+
+    def against_scaling(self, pod: Pod) -> tuple[str, ...]:
+        """Why the job of a pod can't be scaled up, a sentence; none if it can, or if it has several pods already."""
+        return self._reader.against_scaling(pod)
 
     def _absent_product(self, pod: Pod) -> tuple[str, ...]:
         try:

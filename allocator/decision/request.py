@@ -22,13 +22,21 @@ from allocator.rules.job_products import SUPER_POD_BLOCK, TOR_AFFINITY, avoids_s
 from allocator.rules.job_settings import has_settings, with_settings
 from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
-from allocator.rules.validity import JobShape, excess_vnpus, is_allowed, not_allowed, refuse_servers, requested_vnpus
+from allocator.rules.validity import (
+    JobShape,
+    excess_vnpus,
+    is_allowed,
+    not_allowed,
+    refuse_servers,
+    requested_vnpus,
+    rule_against_several,
+)
 from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from allocator.state.view import Without
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.core import SINGLE
 from ascend.kube.objects import Pod
@@ -105,6 +113,28 @@ class RequestReader:
         if part is not None:
             return self._read_part(pod, stated, job, part, candidates)
         return self._read_chips(pod, stated, job, candidates)
+
+    def against_scaling(self, pod: Pod) -> tuple[str, ...]:
+        """Why the job of a pod can't be scaled up, a sentence; none if it can, or if it has several pods already.
+
+        Authors are told at the first pod, not by the refusal of the second.
+        """
+        job = self._cluster.jobs.job_of(pod)
+        try:
+            request = self.read(pod).chips if job.is_only_so_far(pod) else None
+        except Refusal:
+            return ()
+        if request is None or not request.is_for_chips:
+            return ()
+        there = self._cluster.labels.products(pod.spec)
+        rule = rule_against_several(request.chips, there if request.products is None else there & request.products)
+        if rule is None:
+            return ()
+        sentence = (
+            f"if {job.kind} {job.key} is scaled up, its further pods may be refused: {rule}; if they don't communicate "
+            f'collectively, give all of them the annotation {INDEPENDENT}: "true"'
+        )
+        return (sentence,)
 
     def _read_chips(self, pod: Pod, stated: Pod, job: Job, candidates: Collection[str] | None) -> ResolvedRequest:
         """What a pod requests that requests whole chips.

@@ -13,7 +13,6 @@ from typing import Final
 import structlog
 
 from allocator.decision.engine import DecisionEngine
-from allocator.decision.scaling import against_scaling
 from allocator.observe.job_events import JobEvents
 from allocator.observe.refusal_events import Publish
 from allocator.rules.job_products import wants_super_pod
@@ -65,10 +64,7 @@ def scaling(engine: DecisionEngine, publish: Publish, leads: Callable[[], bool])
     def topic(pod: Pod) -> str:
         return "scaling" if pod.requests_chips and cluster.jobs.job_of(pod).is_only_so_far(pod) else ""
 
-    def sentences(pod: Pod) -> tuple[str, ...]:
-        return against_scaling(pod, cluster, engine.request_of)
-
-    return JobEvents(cluster, publish, leads, reason=CANNOT_SCALE, topic=topic, sentences=sentences)
+    return JobEvents(cluster, publish, leads, reason=CANNOT_SCALE, topic=topic, sentences=engine.against_scaling)
 
 
 def log_ignored(node: str, names: tuple[str, ...]) -> None:

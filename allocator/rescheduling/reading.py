@@ -5,7 +5,8 @@ from typing import Final
 
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import ClusterInfo
-from allocator.state.node import NodeRecord, judge_freshness, read_server, unknown_node
+from allocator.state.node import NodeRecord, read_server, unknown_node
+from allocator.state.node_reports import judge_freshness
 from allocator.state.report import NO_REPORT, NODE_INFO_PREFIX, read_agent_health, read_report
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import NotFound

@@ -11,7 +11,6 @@ whatever nodes, unless so many others stay that the gang can go on. Pods that ar
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -236,7 +235,7 @@ def _cheapest(ranked: list[PodShare], fits: Callable[[Collection[PodShare]], boo
     if fits(()):
         return ()
     for highest in sorted({share.work.priority for share in ranked}):
-        pool = list(takewhile(lambda pod, highest=highest: pod.work.priority <= highest, ranked))  # type: ignore[misc]  # bound
+        pool = [share for share in ranked if share.work.priority <= highest]
         if fits(pool):
             break
     if len(pool) > _EXHAUSTIVE:

@@ -1,9 +1,6 @@
-"""What has changed: the nodes since a revision; who is called after each change of a pod."""
+"""The nodes that have changed since a revision."""
 
-from collections.abc import Callable
 from typing import Final
-
-from ascend.kube.objects import Pod
 
 _LIMIT: Final = 65_536
 """The most nodes kept, more than a cluster has; beyond it the nodes unchanged for longest are dropped."""
@@ -40,26 +37,3 @@ class Changes:
                 break
             changed.append(node)
         return changed
-
-
-class PodFollowers:
-    """Calls each follower, in the order in which they were added, when the state includes the change."""
-
-    def __init__(self) -> None:
-        self._applied: list[Callable[[Pod], None]] = []
-        self._deleted: list[Callable[[Pod], None]] = []
-
-    def add(self, applied: Callable[[Pod], None], deleted: Callable[[Pod], None]) -> None:
-        """Add a follower: what is called after a pod was added or updated, and after it was removed."""
-        self._applied.append(applied)
-        self._deleted.append(deleted)
-
-    def on_pod(self, pod: Pod) -> None:
-        """A pod was added or updated."""
-        for follower in self._applied:
-            follower(pod)
-
-    def on_deletion(self, pod: Pod) -> None:
-        """A pod was removed."""
-        for follower in self._deleted:
-            follower(pod)

@@ -10,7 +10,7 @@ from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy
 from allocator.rules.verdicts import Fit, judge
-from allocator.state.changes import Changes, PodFollowers
+from allocator.state.changes import Changes
 from allocator.state.holding import Holding, read_holding
 from allocator.state.hyper_nodes import HYPER_NODE, HyperNodes
 from allocator.state.index import NodeIndex
@@ -37,7 +37,7 @@ from allocator.state.swaps import after_change, after_end, after_report, without
 from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.view import AS_IT_IS, WITHOUT_PROMISES, IndexView, Without
-from allocator.state.waiting import WaitingPods
+from allocator.state.waiting import PodFollowers, WaitingPods
 from ascend.annotations import read_block
 from ascend.chips import ChipSet
 from ascend.errors import Refusal

@@ -8,7 +8,6 @@ assigned twice.
 import functools
 import operator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 import msgspec
@@ -279,26 +278,3 @@ def _read_allocatable(node: Node, *, has_vnpus: bool) -> int:
             f"node {node.name} has {node.allocatable_chips} allocatable {RESOURCE}, more than its capacity {capacity}",
         )
     return node.allocatable_chips
-
-
-def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -> Refusal | None:
-    """Why a report is too old; None if it is not.
-
-    Args:
-        node: the node's name.
-        updated_s: when the report was written by the node's clock, Unix seconds; a device plugin writes 0 when it ends.
-        age_s: for how long it has not changed.
-        max_age_s: the greatest allowed age; a device plugin writes its report every five minutes
-            (docs/spec/node-report.md#freshness).
-    """
-    if updated_s == 0:
-        return Refusal(
-            Reason.STALE_REPORT, f"the device plugin of node {node} has ended: the health of its chips is unknown"
-        )
-    if age_s <= max_age_s:
-        return None
-    since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Refusal(
-        Reason.STALE_REPORT,
-        f"the report of node {node} is too old, written {since} by its clock: its device plugin does not renew it",
-    )

@@ -3,12 +3,15 @@
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 
 from allocator.state.cluster_info import ClusterInfo
-from allocator.state.node import NodeRecord, judge_freshness
+from allocator.state.node import NodeRecord
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
 from ascend.deviceinfo import node_name
+from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap
+from ascend.reasons import Reason
 
 
 class ReportAges:
@@ -152,3 +155,26 @@ class NodeReports:
             if record is not None and (report := self.info.combine(name, record.own_report)) != record.report:
                 record.report = report
                 self._changed(name)
+
+
+def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -> Refusal | None:
+    """Why a report is too old; None if it is not.
+
+    Args:
+        node: the node's name.
+        updated_s: when the report was written by the node's clock, Unix seconds; a device plugin writes 0 when it ends.
+        age_s: for how long it has not changed.
+        max_age_s: the greatest allowed age; a device plugin writes its report every five minutes
+            (docs/spec/node-report.md#freshness).
+    """
+    if updated_s == 0:
+        return Refusal(
+            Reason.STALE_REPORT, f"the device plugin of node {node} has ended: the health of its chips is unknown"
+        )
+    if age_s <= max_age_s:
+        return None
+    since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Refusal(
+        Reason.STALE_REPORT,
+        f"the report of node {node} is too old, written {since} by its clock: its device plugin does not renew it",
+    )

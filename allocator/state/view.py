@@ -14,9 +14,10 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.verdicts import Fit
 from allocator.state.index import NodeIndex
 from allocator.state.node import Offer
-from allocator.state.ranking import Bucket
+from allocator.state.ranking import Bucket, Ranking
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 
 
 class Without(NamedTuple):
@@ -57,11 +58,18 @@ class IndexView(NodeIndex):
         super().__init__(index.topology.fork(offers))
         del self.entries  # merged when they are read first: they may be thousands
         self._index, self._changed, self.version = index, NodeIndex(self.topology), index.version
-        self.ranking, self.refusals = index.ranking, index.refusals  # type: ignore[method-assign]
         for name, offer in offers.items():
             if isinstance(bucket := index.entries[name], Bucket):
                 self.topology.drop(name, bucket)
             self._changed.put(name, offer)
+
+    def ranking(self, request: ChipRequest) -> Ranking:
+        """The ranking for a request: that of the index, whose buckets have the verdicts already."""
+        return self._index.ranking(request)
+
+    def refusals(self) -> Counter[Reason]:
+        """The number of unusable nodes, by reason: those of the index, as all nodes with other offers can be used."""
+        return self._index.refusals()
 
     @cached_property
     def entries(self) -> Mapping[str, Bucket | Refusal]:  # type: ignore[override] # never set

@@ -25,13 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import msgspec
 import structlog
 
 from ascend.errors import AscendError, Conflict, LeadershipLost, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.events import Regarding
-from ascend.kube.objects import JsonObject, KubeObject, Resource
+from ascend.kube.objects import LEASES, JsonObject, Lease
 
 log = structlog.get_logger()
 
@@ -43,24 +42,6 @@ NOTE = "ascend-affinity.io/note"
 
 MARGIN = 1 / 10
 """The fraction of the duration that is never used, for clocks that run at different speeds."""
-
-
-class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A lease's spec."""
-
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(KubeObject, frozen=True, kw_only=True):
-    """A lease."""
-
-    spec: LeaseSpec = LeaseSpec()
-
-
-LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases")
 
 
 def boot_time() -> float:

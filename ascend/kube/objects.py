@@ -430,6 +430,21 @@ class ConfigMap(KubeObject, frozen=True, kw_only=True):
                 self.data[key] = sys.intern(text)
 
 
+class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A lease's spec."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(KubeObject, frozen=True, kw_only=True):
+    """A lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
     """A kind of object and its path in the API.
@@ -475,6 +490,7 @@ LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "le
 EXPLANATIONS = Resource(KubeObject, "PodExplanation", "apis/ascend-affinity.io/v1alpha1", "podexplanations")
 EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
 CORE_EVENTS = Resource(KubeObject, "Event", "api/v1", "events")
+LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases")
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from ascend.chips import ChipSet, chip_set, parse_chip_name
-from ascend.deviceinfo import DeviceReport, Upgrade
+from ascend.deviceinfo import DeviceReport
 from ascend.errors import InvalidValue
 from ascend.fabric_switches import SwitchReport
-from ascend.faults import Fault, FaultTime, chip_fault
+from ascend.faults import Fault, FaultTime, Upgrade, chip_fault
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot
 from device_plugin.health.upgrades import NO_CODE, UpgradeKind, UpgradeReason

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -57,7 +58,7 @@ class Users:
                 if ids and (key not in known or key in ledger.ambiguous):
                     found.append(f"pod {key} holds {join_names(chip_ids(ids))} by the kubelet's ledger")
             for chip in chips:
-                processes = await self.call(lambda chip=chip: self._driver.users(chip))  # type: ignore[misc]
+                processes = await self.call(partial(self._driver.users, chip))
                 found += [f"process {process} uses {chip_name(chip.phy_id)}" for process in processes[:3]]
         except (DriverError, Unreachable) as error:
             log.warning("it is unknown who uses chips that should be reset", error=str(error))
@@ -69,7 +70,7 @@ class Users:
         found = 0
         for chip in chips:
             try:
-                has_started = await self.call(lambda chip=chip: self._driver.has_started(chip))  # type: ignore[misc]
+                has_started = await self.call(partial(self._driver.has_started, chip))
             except AscendError as error:
                 log.debug("a chip does not say whether it has started", chip=chip_name(chip.phy_id), error=str(error))
             else:

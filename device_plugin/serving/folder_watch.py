@@ -76,3 +76,13 @@ def _checked(result: int) -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return result
+
+
+async def first_of(*events: asyncio.Event, wait_s: float) -> None:
+    """Wait until one of the events is set, at most for a time."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

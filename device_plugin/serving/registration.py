@@ -29,7 +29,7 @@ from ascend.rate_limiters import Backoff
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
-from device_plugin.serving.folder_watch import watch_folder
+from device_plugin.serving.folder_watch import first_of, watch_folder
 from device_plugin.serving.plugin_socket import (
     KUBELET_SOCKET,
     Identity,
@@ -218,7 +218,7 @@ class Registration:
                     return "the kubelet did not open the stream"
                 else:
                     wait_s = min(POLL_S, left_s)
-                await _first_of(folder.changed, servicer.broken, wait_s=wait_s)
+                await first_of(folder.changed, servicer.broken, wait_s=wait_s)
 
     async def _lets_go(self, servicer: DevicePluginServicer) -> bool:
         """Return whether the kubelet needs this plugin no longer, as MindCluster's serves."""
@@ -296,13 +296,3 @@ class Registration:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
             raise unreachable("the kubelet did not register us", error) from error
-
-
-async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
-    """Wait until one of the events is set, at most for a time."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from ascend.chips import chip_name
@@ -68,7 +69,7 @@ async def _foreign(
 ) -> dict[int, frozenset[int]]:
     found = {}
     for chip in chips:
-        processes = await users.call(lambda chip=chip: driver.users(chip))  # type: ignore[misc]  # bound in a loop
+        processes = await users.call(partial(driver.users, chip))
         owners, own = read_owners(processes), holders.get(chip.phy_id, frozenset())
         if foreign := frozenset(process for process in processes if is_nobodys(owners.get(process, UNKNOWN), own)):
             found[chip.phy_id] = foreign

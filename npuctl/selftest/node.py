@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -181,8 +182,8 @@ async def _ask(
             missing[name][f"{_ODD} {reading}"] = wrong
 
     questions: dict[str, Callable[[], object]] = {
-        **{str(reading): lambda reading=reading: measure(reading) for reading in Reading},  # type: ignore[misc]
-        **{str(label): lambda label=label: driver.describe(chip, label) for label in Label},  # type: ignore[misc]
+        **{str(reading): partial(measure, reading) for reading in Reading},
+        **{str(label): partial(driver.describe, chip, label) for label in Label},
         "processes": lambda: driver.users(chip),
         "division": lambda: driver.division(chip),
         "boot status": lambda: driver.has_started(chip),

@@ -14,7 +14,6 @@ from ascend.deviceinfo import (
     MANUALLY_SEPARATED,
     UPGRADE_REASONS,
     DeviceReport,
-    Upgrade,
     check_code,
     config_map_name,
     decode_report,
@@ -24,7 +23,7 @@ from ascend.deviceinfo import (
     read_upgrades,
 )
 from ascend.errors import InvalidReport
-from ascend.faults import FaultTime, chip_fault
+from ascend.faults import FaultTime, Upgrade, chip_fault
 
 # The literal of docs/spec/node-report.md#golden-report.
 GOLDEN = Path(__file__).with_name("golden_device_info.json").read_text().rstrip("\n")

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import msgspec
 
-from ascend.deviceinfo import Upgrade, decode_report, encode_report
+from ascend.deviceinfo import decode_report, encode_report
 from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault
-from ascend.faults import FaultTime
+from ascend.faults import FaultTime, Upgrade
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.fault_rules_file import default_rules
 from device_plugin.health.levels import FaultLevel

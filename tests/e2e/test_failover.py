@@ -18,8 +18,7 @@ import pytest
 
 from ascend.annotations import FENCE, MIN_AVAILABLE
 from ascend.kube.client import KubeClient
-from ascend.kube.lease import LEASES
-from ascend.kube.objects import PODS
+from ascend.kube.objects import LEASES, PODS
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import PODS as POD_RESOURCE
 from sandbox.apiserver.status import forbidden

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -285,7 +286,7 @@ def _resources(
     return ai_cores, tuple(
         facts.get(
             f"virtual NPU {vdev_id}",
-            lambda vdev_id=vdev_id: calls.virtual_npu(chip, vdev_id, phy_id),  # type: ignore[misc]
+            partial(calls.virtual_npu, chip, vdev_id, phy_id),
             VirtualNpu(vdev_id, phy_id),
             chip,
         )

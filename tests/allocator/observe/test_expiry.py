@@ -7,7 +7,7 @@ from allocator.observe.expiry import REASON, REMIND_S, Expiry
 from ascend.daemon.validity import Validity, validity_in
 from ascend.kube.client import KubeClient
 from ascend.kube.events import Regarding
-from ascend.kube.lease import LEASES
+from ascend.kube.objects import LEASES
 from npuctl.doctor.allocator import check_allocator
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import ALLOWED, Authority, settings_for

@@ -11,8 +11,8 @@ import pytest
 
 from ascend.errors import ApiError, Conflict, LeadershipLost, NotFound, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.lease import LEASES, NOTE_S, Election, Lease, LeaseName, boot_time, new_identity
-from ascend.kube.objects import Resource
+from ascend.kube.lease import NOTE_S, Election, LeaseName, boot_time, new_identity
+from ascend.kube.objects import LEASES, Lease, Resource
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import TOKENS, write_kubeconfig
 
