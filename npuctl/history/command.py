@@ -101,13 +101,20 @@ def run_history(path: Path, job: str, namespace: str | None, since: str, output:
     """
     reader, now_s = HistoryReader(path), int(clock())
     since_s = now_s - _seconds(since)
-    name = _find(reader, job, namespace)
-    intervals = list(reader.of_job(name, since_s))
-    spans = [*map(_span, intervals), *_gaps(reader, since_s, now_s)]
-    spans.sort(key=lambda span: span.began)
-    answer = HistoryAnswer(rfc3339(now_s * 10**9), rfc3339(since_s * 10**9), name, tuple(spans))
-    show(answer, output, lambda: _render(answer))
+    answer = history_of(reader, _find(reader, job, namespace), since_s, now_s)
+    show(answer, output, lambda: render(answer))
     return 0
+
+
+def history_of(reader: HistoryReader, job: str, since_s: int, now_s: int) -> HistoryAnswer:
+    """Return the history of a job (``namespace/name``) since a time.
+
+    Raises:
+        HistoryUnreadable: it can't be read.
+    """
+    spans = [*map(_span, reader.of_job(job, since_s)), *_gaps(reader, since_s, now_s)]
+    spans.sort(key=lambda span: span.began)
+    return HistoryAnswer(rfc3339(now_s * 10**9), rfc3339(since_s * 10**9), job, tuple(spans))
 
 
 def _seconds(since: str) -> int:
@@ -162,7 +169,8 @@ def _gaps(reader: HistoryReader, since_s: int, now_s: int) -> Iterator[Unknown]:
         yield Unknown(began=rfc3339(last_s * 10**9), ended="", why=_NOT_RECORDED)
 
 
-def _render(answer: HistoryAnswer) -> RenderableType:
+def render(answer: HistoryAnswer) -> RenderableType:
+    """Lay out a history."""
     head = Text(f"{answer.job} since {answer.since}", style="bold")
     table = FittingTable(("FROM", "TO", "LASTED", "WHAT"), numeric=("LASTED",), drop=("TO",))
     seen = next((span.began for span in answer.intervals if isinstance(span, Unknown) and not span.ended), "")
@@ -177,6 +185,11 @@ def _render(answer: HistoryAnswer) -> RenderableType:
                 began, ended or "-", lasted if is_known else f">{lasted}", Text(what, style=_STYLES[kind]), below=under
             )
     return Stack(head, table)
+
+
+def follows(next_: str, behind: Sequence[str]) -> str:
+    """What had to happen before a job started, for people."""
+    return f"behind {some(behind)}" if behind else _NEXT.get(next_, next_)
 
 
 def _unix(moment: str) -> int:
@@ -194,8 +207,7 @@ def _lines(alike: Sequence[Span]) -> Iterable[tuple[str, str]]:
     for span in alike:
         match span:
             case JobWait():
-                follows = f"behind {some(span.behind)}" if span.behind else _NEXT.get(span.next, span.next)
-                yield f"waited, {span.requests}: {follows}", span.message
+                yield f"waited, {span.requests}: {follows(span.next, span.behind)}", span.message
             case JobRun():
                 yield f"ran: {span.pod} on {span.node}, chips {', '.join(map(str, span.chips))}", ""
             case JobFault():

@@ -86,10 +86,13 @@ class HistoryStore:
     Args:
         path: the file, which is made if it is not there.
         bounds: how much is kept.
+
+    Attributes:
+        path: the file.
     """
 
     def __init__(self, path: Path, bounds: Bounds | None = None) -> None:
-        self._path = path
+        self.path = path
         self._bounds = bounds or Bounds()
         self._lock: IO[bytes] | None = None
         self._database: sqlite3.Connection | None = None
@@ -120,7 +123,7 @@ class HistoryStore:
             self._write(database, max(now_s, self._now_s), observed, complete=resumed)
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
             self.close()
-            raise NotRecorded(f"history {self._path}: {self._said_of(error)}") from error
+            raise NotRecorded(f"history {self.path}: {self._said_of(error)}") from error
 
     def close(self) -> None:
         """Close the file; another process may write it then."""
@@ -135,23 +138,23 @@ class HistoryStore:
         is_damage = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED or isinstance(
             error, ValueError | TypeError
         )
-        if is_damage and is_history(self._path):
-            aside = self._path.with_name(f"{self._path.name}.damaged")
+        if is_damage and is_history(self.path):
+            aside = self.path.with_name(f"{self.path.name}.damaged")
             with suppress(OSError):
-                self._path.replace(aside)
+                self.path.replace(aside)
                 return f"it is damaged, and kept as {aside.name}; another one begins"
         return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
     def _open(self, now_s: int) -> sqlite3.Connection:
         """Open the file, and read what goes on in it."""
-        self._lock = self._path.with_name(f"{self._path.name}.lock").open("ab")
+        self._lock = self.path.with_name(f"{self.path.name}.lock").open("ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(0, "another process records in it") from None
-        if self._path.exists() and self._path.stat().st_size and not is_history(self._path):
+        if self.path.exists() and self.path.stat().st_size and not is_history(self.path):
             raise OSError(0, "the file is something else")
-        self._database = sqlite3.connect(self._path, _PATIENCE_S, isolation_level=None, check_same_thread=False)
+        self._database = sqlite3.connect(self.path, _PATIENCE_S, isolation_level=None, check_same_thread=False)
         execute = self._database.execute
         execute("PRAGMA temp_store = MEMORY")
         execute(f"PRAGMA max_page_count = {max(self._bounds.size // _PAGE, _FEWEST_PAGES)}")

@@ -74,7 +74,7 @@ async def run_web(source: Source, at: ServedAt, history: HistoryStore | None = N
         recorder = HistoryRecorder(hub, history) if history is not None and client is not None else None
         server = _Server(
             uvicorn.Config(
-                _application(hub, at),
+                _application(hub, at, recorder),
                 host=at.address,
                 port=at.port,
                 log_level="warning",
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
         sys.stdout.flush()
 
 
-def _application(hub: Hub, at: ServedAt) -> WebGuard:
+def _application(hub: Hub, at: ServedAt, recorder: HistoryRecorder | None) -> WebGuard:
     """The page and the snapshot, behind the guard."""
 
     @asynccontextmanager
@@ -123,7 +123,7 @@ def _application(hub: Hub, at: ServedAt) -> WebGuard:
     def show() -> None:
         ui.add_css(STYLE)
         ui.add_head_html('<link rel="preload" href="wall.json" as="fetch" crossorigin="anonymous">')
-        page = ClusterPage(hub)
+        page = ClusterPage(hub, recorder)
         hub.viewers.add(page)
         ui.context.client.on_delete(lambda: hub.viewers.discard(page))
 

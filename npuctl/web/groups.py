@@ -28,6 +28,10 @@ class GroupChooser:
         self._box = ui.element("div").classes("groups")
         self._sums: dict[str, list[Totals]] = {}
 
+    def hide(self, *, hidden: bool) -> None:
+        """Hide the groups, which are those of now, or show them again."""
+        self._box.visible = not hidden
+
     def show(self, sums: dict[str, list[Totals]]) -> None:
         """Show groups by level as they are now; none is chosen where there are no levels."""
         if not sums or sums is self._sums:

@@ -20,6 +20,9 @@ from npuctl.web.answers import MOST_BYTES, explained, in_words
 from npuctl.web.groups import GroupChooser
 from npuctl.web.hub import Hub
 from npuctl.web.live import Tile
+from npuctl.web.past import PastCluster
+from npuctl.web.recorder import HistoryRecorder
+from npuctl.web.timeline import Timeline
 
 STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -59,10 +62,13 @@ class ClusterPage:
 
     Args:
         hub: what it shows.
+        recorder: what records the history, if one is recorded.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, recorder: HistoryRecorder | None) -> None:
         self._hub = hub
+        self._timeline: Timeline | None = None
+        self._past: PastCluster | None = None
         self._task: asyncio.Task[None] | None = None
         self._chosen = ""
         self._level = ""
@@ -71,6 +77,8 @@ class ClusterPage:
             ui.label("npuctl web").classes("title")
             self._totals = ui.label("reading the cluster …").classes("totals")
             ui.button("dark or light", on_click=self._turn_dark).props("flat dense no-caps").classes("dark")
+        if recorder is not None:
+            self._timeline = Timeline(recorder, lambda: hub.live.source.at_present().now_ns // 10**9, self._go_to)
         with ui.element("div").classes("board"):
             with ui.element("section").classes("chips").props('aria-label="Chips"'):
                 self._groups = GroupChooser(lambda level, place: self._wall.run_method("show", level, place))
@@ -88,7 +96,7 @@ class ClusterPage:
         with ui.element("section").classes("queue").props('aria-label="Queue"'):
             with ui.element("div").classes("heading"):
                 ui.label("Queue").classes("subtitle")
-                self._filter = ui.input(placeholder="job", on_change=self.on_waiting).props(
+                self._filter = ui.input(placeholder="job", on_change=self._show_rows).props(
                     "dense clearable debounce=200"
                 )
             columns = [{"name": "job", "label": "job", "field": "job"}]
@@ -117,18 +125,37 @@ class ClusterPage:
 
     def on_waiting(self) -> None:
         """The queue was decided on again."""
+        if self._timeline is not None:
+            self._timeline.say_trouble()
+        if self._past is None:
+            self._show_queue()
+
+    def _show_queue(self) -> None:
         waiting = self._hub.waiting
         pods = sum(len(entry.pods) for entry in waiting.entries)
         queue = f"{count(pods, 'pod')} of {count(len(waiting.entries), 'job')} in the queue" if pods else "none waits"
         self._totals.text = f"{waiting.totals} · {queue}"
-        wanted = (self._filter.value or "").lower()
-        found = [entry for entry in waiting.entries if wanted in entry.job.lower()]
-        self._queue.rows = [self._row(entry) for entry in found[:_MOST_ROWS]]
-        left = len(found) - _MOST_ROWS
-        self._said.text = (
-            "no pod waits for chips" if not found else f"and {count(left, 'job')} more" if left > 0 else ""
-        )
+        self._list([self._row(entry) for entry in waiting.entries if self._is_wanted(entry.job)])
         self._groups.show(waiting.groups)
+
+    def _is_wanted(self, job: str) -> bool:
+        return (self._filter.value or "").lower() in job.lower()
+
+    def _list(self, rows: list[dict[str, Any]]) -> None:
+        self._queue.rows = rows[:_MOST_ROWS]
+        left = len(rows) - _MOST_ROWS
+        self._said.text = "no pod waits for chips" if not rows else f"and {count(left, 'job')} more" if left > 0 else ""
+
+    def _go_to(self, past: PastCluster | None) -> None:
+        """Show a time before, or now."""
+        self._past = past
+        self._wall.run_method("past", list(past.tiles.values()) if past is not None else None)
+        self._groups.hide(hidden=past is not None)
+        self._show_all()
+
+    def _show_past(self, past: PastCluster) -> None:
+        self._totals.text = past.totals
+        self._list([{**row, "chosen": row["id"] == self._chosen} for row in past.waits if self._is_wanted(row["job"])])
 
     def _row(self, entry: QueueEntry) -> dict[str, Any]:
         starts = entry.next in {Next.STARTS, Next.PREEMPTS}
@@ -170,13 +197,33 @@ class ClusterPage:
         with self._reasons:
             for letter, reason in over.get("reasons", {}).items():
                 ui.label(f"{letter} {reason}").classes("reason")
-        self.on_waiting()
+        self._show_rows()
+
+    def _show_rows(self) -> None:
+        if self._past is not None:
+            self._show_past(self._past)
+        else:
+            self._show_queue()
 
     def _show_all(self) -> None:
         self._subject.text, self._answer.text = "Choose a job, a node or a chip", ""
         self._mark("", {})
 
+    def _choose_past(self, past: PastCluster, job: str, subject: str, about: str = "") -> None:
+        async def tell() -> None:
+            told = await asyncio.to_thread(past.history, job)
+            self._answer.text = "\n\n".join(filter(None, (told, about)))
+
+        behind = next((row["behind"] for row in past.waits if row["id"] == job), ())
+        self._mark(job, {"job": next(iter(behind), job)})
+        self._subject.text, self._answer.text = subject, about
+        if job:
+            self._ask(self._answer, tell)
+
     def _choose_job(self, chosen: str) -> None:
+        if self._past is not None:
+            self._choose_past(self._past, chosen, f"Job {chosen}, then")
+            return
         entry = next((entry for entry in self._hub.waiting.entries if _id(entry) == chosen), None)
         if entry is None:
             return
@@ -193,6 +240,9 @@ class ClusterPage:
 
     def _on_wall(self, event: GenericEventArguments) -> None:
         args = event.args if isinstance(event.args, dict) else {}
+        if self._past is not None:
+            self._on_past_wall(self._past, str(args.get("node", "")), args.get("chip"))
+            return
         view, chip = self._hub.live.views.get(str(args.get("node"))), args.get("chip")
         if view is None:
             self._show_all()
@@ -215,6 +265,12 @@ class ClusterPage:
 
         self._subject.text = f"Pod {', '.join(holders)}"
         self._ask(self._answer, explain)
+
+    def _on_past_wall(self, past: PastCluster, node: str, chip: object) -> None:
+        if node in past.tiles:
+            self._choose_past(past, past.job_at(node, chip), f"Node {node}, then", past.about(node))
+        elif self._timeline is not None:
+            self._timeline.back_to_now()
 
     def _plan(self) -> None:
         async def plan() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from allocator.state.location import Location
 from ascend.chips import parse_chip_name
 from npuctl.history.intervals import MOST_BEHIND, WAITING, IntervalKind, Key, KeyState, WaitDetail, WaitReason, cut
+from npuctl.history.reader import HistoryReader
 from npuctl.history.store import HistoryStore, NotRecorded
 from npuctl.queue.command import requests, why
 from npuctl.queue.entries import QueueEntry
@@ -24,6 +25,9 @@ BATCH_S: Final = 2.0
 _ANYWAY: Final = 10
 """After so many of these without a change it is written that there was none."""
 
+LIMITED: Final = "limited"
+"""The detail of a fault with which some pods still get the chip."""
+
 _RETRY: Final = 15
 """After so many of these a history that can't be written is tried again."""
 
@@ -36,12 +40,14 @@ class HistoryRecorder:
         store: where.
 
     Attributes:
+        reader: answers from what is recorded.
         trouble: why nothing is recorded, a sentence; empty if all is.
     """
 
     def __init__(self, hub: Hub, store: HistoryStore) -> None:
         self._hub = hub
         self._store = store
+        self.reader = HistoryReader(store.path)
         self._thread = ThreadPoolExecutor(1, "history")
         self._nodes: set[str] = set()
         self._waits = False
@@ -101,17 +107,18 @@ class HistoryRecorder:
 
 def of_node(view: NodeView, location: Location) -> Iterable[tuple[Key, KeyState]]:
     """The state of a node, the faults of its chips, and the pods with their chips."""
-    *head, _jobs, chips = tile_of(view, location, KeptChips())
-    yield Key(IntervalKind.NODE, node=view.node), KeyState(msgspec.json.encode([*head, len(chips)]).decode())
+    *head, _jobs, _chips = tile_of(view, location, KeptChips())
+    numbers = [parse_chip_name(chip.name) for chip in view.chips]
+    yield Key(IntervalKind.NODE, node=view.node), KeyState(msgspec.json.encode([*head, numbers]).decode())
     held: dict[str, list[str]] = {}
     for chip in view.chips:
         number = str(parse_chip_name(chip.name))
         if fault := _fault(chip):
-            yield Key(IntervalKind.FAULT, node=view.node, name=number), KeyState(fault)
+            yield Key(IntervalKind.FAULT, node=view.node, name=number), KeyState(fault, LIMITED if chip.healthy else "")
         for holder in dict.fromkeys(holder for device in chip.devices for holder in device.holders):
             held.setdefault(holder, []).append(number)
-    for pod, numbers in held.items():
-        yield Key(IntervalKind.RUNS, cut(view.jobs.get(pod, pod)), view.node, pod), KeyState(",".join(numbers))
+    for pod, chips in held.items():
+        yield Key(IntervalKind.RUNS, cut(view.jobs.get(pod, pod)), view.node, pod), KeyState(",".join(chips))
 
 
 def _fault(chip: ChipView) -> str:

@@ -58,13 +58,14 @@ export default {
     new ResizeObserver(() => this.lay()).observe(this.$el);
     this.dark = matchMedia("(prefers-color-scheme: dark)");
     new MutationObserver(() => this.draw()).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+    this.now = null; // the tiles that are current, while others are shown
     this.load();
   },
   methods: {
     async load() {
       const asked = performance.now();
       const answer = await (await fetch("wall.json")).json();
-      for (const tile of answer.tiles) this.tiles.set(tile[0], tile);
+      for (const tile of answer.tiles) (this.now || this.tiles).set(tile[0], tile);
       this.seq = answer.seq;
       for (const [seq, tiles, gone] of this.early.splice(0)) this.patch(seq, tiles, gone);
       this.lay();
@@ -75,14 +76,24 @@ export default {
       if (seq <= this.seq) return; // the snapshot has it
       const started = performance.now();
       this.seq = seq;
-      const known = this.tiles.size;
-      for (const name of gone) this.tiles.delete(name);
-      for (const tile of tiles) this.tiles.set(tile[0], tile);
+      const current = this.now || this.tiles, known = current.size;
+      for (const name of gone) current.delete(name);
+      for (const tile of tiles) current.set(tile[0], tile);
+      if (this.now) return;
       if (gone.length || this.tiles.size !== known) this.lay();
       else this.draw(tiles.map((tile) => this.order.get(tile[0])).filter((at) => at !== undefined));
       this.canvas.dataset.patched = Math.round(performance.now() - started);
       this.canvas.dataset.tiles = Number(this.canvas.dataset.tiles || 0) + tiles.length;
       this.say();
+    },
+    // Shows the tiles of a time before; null shows the current ones again.
+    past(tiles) {
+      const current = this.now || this.tiles;
+      this.now = tiles ? current : null;
+      this.tiles = tiles ? new Map(tiles.map((tile) => [tile[0], tile])) : current;
+      this.here = -1;
+      this.lay();
+      this.canvas.dataset.past = tiles ? "yes" : "";
     },
     overlay(over) { this.over = over; this.draw(); },
     show(level, value) { this.place = value ? [level, value] : null; this.here = -1; this.lay(); },
