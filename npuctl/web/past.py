@@ -1,4 +1,4 @@
-"""The cluster as it was at a time, from the history: its tiles, its queue, and who had which chips."""
+"""The cluster as it was at a time, from the history: tiles, the queue, and the pods on chips."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
