@@ -220,7 +220,7 @@ def topo(
     ] = False,
     sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = "name",
     view: Annotated[View, typer.Option(help="The layout; auto fits the screen.")] = "auto",
-    by: Annotated[By, typer.Option(help="List nodes, or the leaf switches above them.")] = "node",
+    by: Annotated[By, typer.Option(help="List nodes, the leaf switches above them, or Volcano's HyperNodes.")] = "node",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:

@@ -18,6 +18,7 @@ from npuctl.queue.command import QueueAnswer
 from npuctl.selftest.node import Selftest
 from npuctl.simulate.answer import SimulationAnswer
 from npuctl.topo.command import TopologyAnswer
+from npuctl.topo.hyper_nodes import HyperNodeViews
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
 from npuctl.whatif.command import WhatIf
@@ -34,6 +35,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "queue": QueueAnswer,
     "selftest": Selftest,
     "switches": SwitchViews,
+    "hypernodes": HyperNodeViews,
     "topo": TopologyAnswer,
     "topology": NodeTopology,
     "usage": UsageAnswer,

@@ -11,8 +11,8 @@ from npuctl.topo.nodes import NodeView
 View: TypeAlias = Literal["auto", "map", "wall", "nodes", "products"]
 """How nodes are laid out: a line per chip group, a glyph per chip, a line per node, or a line per product."""
 
-By: TypeAlias = Literal["node", "switch"]
-"""What is listed: nodes, or the leaf switches above them."""
+By: TypeAlias = Literal["node", "switch", "hypernode"]
+"""What is listed: nodes, the leaf switches above them, or the HyperNodes of Volcano that have them."""
 
 Sort: TypeAlias = Literal["name", "free", "unhealthy", "fragmented"]
 """The order of nodes: by name; those with the most free or unhealthy chips first; those in part free first."""

@@ -17,6 +17,7 @@ from npuctl.output import Output, filled, make_console, print_table, show, warn
 from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.chip_map import node_map
 from npuctl.topo.choice import Sort, TopologyOptions, View, parse_selector
+from npuctl.topo.hyper_nodes import hyper_node_table, hyper_node_views
 from npuctl.topo.nodes import NodeView, node_views
 from npuctl.topo.summary import Totals, by_product, node_table, product_table
 from npuctl.topo.switches import switch_table, switch_views
@@ -73,19 +74,26 @@ async def run_topo(choice: TopologyOptions, source: Source, output: Output) -> i
         ApiError: the API server refused.
         Unreachable: the API server did not answer.
     """
-    if choice.by == "switch":
-        return await _show_switches(choice, source, output)
+    if choice.by != "node":
+        return await _show_groups(choice, source, output)
     views = await _read(choice, source)
     topology = TopologyAnswer(rfc3339(source.now_ns), Totals.of(views), by_product(views), tuple(views))
     show(topology, output, lambda: _lay_out(choice, views, make_console()))
     return 0
 
 
-async def _show_switches(choice: TopologyOptions, source: Source, output: Output) -> int:
-    if choice != TopologyOptions(by="switch"):
-        raise InvalidValue("--by switch shows all switches: name no nodes, and select, sort or lay out nothing")
-    views = switch_views(await source.read(), source.settings, source.now_ns)
-    show(views, output, lambda: switch_table(views))
+async def _show_groups(choice: TopologyOptions, source: Source, output: Output) -> int:
+    if choice != TopologyOptions(by=choice.by):
+        raise InvalidValue(
+            f"--by {choice.by} shows all of the cluster: name no nodes, and select, sort or lay out nothing"
+        )
+    objects = await source.read()
+    if choice.by == "switch":
+        switches = switch_views(objects, source.settings, source.now_ns)
+        show(switches, output, lambda: switch_table(switches))
+    else:
+        hyper_nodes = hyper_node_views(objects, source.settings, source.now_ns)
+        show(hyper_nodes, output, lambda: hyper_node_table(hyper_nodes))
     return 0
 
 
@@ -102,8 +110,8 @@ async def watch_topo(choice: TopologyOptions, source: Source) -> None:
     """
     if source.files:
         raise InvalidValue("--watch needs a cluster, not files")
-    if choice.by == "switch":
-        raise InvalidValue("--watch shows nodes, not switches")
+    if choice.by != "node":
+        raise InvalidValue(f"--watch shows nodes, and not --by {choice.by}")
     console = make_console()
     views, shown = await _read(choice, source), None
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:

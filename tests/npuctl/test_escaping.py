@@ -63,7 +63,7 @@ def hostile(text: str) -> Json:
 VERBS: Sequence[Sequence[str]] = (
     *(["explain", name] for name in ("grouped", "alike", "owned", "minimum", "asked", "placed", "finished", "waits")),
     *(["topo", *flags] for flags in ([], ["--view", "map"], ["--view", "nodes"], ["--view", "products"])),
-    ["topo", "--by", "switch"],
+    *(["topo", "--by", kind] for kind in ("switch", "hypernode")),
     ["doctor"],
     ["plan", "--candidates"],
 )

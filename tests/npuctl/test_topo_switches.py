@@ -102,8 +102,8 @@ def test_no_problem_is_named_of_a_table_without_any(cluster: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--unhealthy"], "--by switch shows all switches"),
-        (["t0-0"], "--by switch shows all switches"),
+        (["--unhealthy"], "--by switch shows all of the cluster"),
+        (["t0-0"], "--by switch shows all of the cluster"),
         (["--watch"], "--watch"),
     ],
 )

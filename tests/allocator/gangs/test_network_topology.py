@@ -246,5 +246,28 @@ def test_the_tier_is_the_lowest_that_an_exhaustive_search_finds(
             world.engine.place(pods[0])
 
 
+@given(
+    st.lists(st.lists(st.sampled_from([0, 4, 8]), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(2, 4)
+)
+def test_of_one_tier_the_hyper_node_is_one_that_volcano_would_choose(groups: list[list[int]], size: int) -> None:
+    # network_topology_aware.go: of those where the job fits the highest (used + request) / allocatable.
+    world, scores = World(), {}
+    for group, used in enumerate(groups):
+        names = [f"n{group}-{number}" for number in range(len(used))]
+        for name, chips in zip(names, used, strict=True):
+            world.add(node(name, labels=MESHES))
+            if chips:
+                world.fill(name, range(chips))
+        world.cluster.hyper_nodes.apply(hyper_node(f"h{group}", 1, [member(name) for name in names]))
+        if 8 * len(used) - sum(used) >= 4 * size:
+            scores[group] = (sum(used) + 4 * size) / (8 * len(used))
+    pods = asking(world, gang("train", size, chips=4), "hard", 1)
+    if not scores:
+        world.refusal(pods[0])
+        return
+    (chosen,) = {int(name[1:].partition("-")[0]) for name in places(world, pods)}
+    assert scores[chosen] == max(scores.values())
+
+
 def test_the_kind_is_that_of_volcano() -> None:
     assert HYPER_NODES.path() == "/apis/topology.volcano.sh/v1alpha1/hypernodes"
