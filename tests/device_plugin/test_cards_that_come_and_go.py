@@ -91,7 +91,13 @@ async def test_cards_that_come_late_to_a_new_node_are_no_other_product_for_a_mom
     assert fake.races() == 0
 
 
-@EACH
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(machine, id=name, marks=pytest.mark.long if machine.count > 8 else ())
+        for name, machine in MACHINES.items()
+    ],
+)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_cards_that_come_and_go_change_no_product_and_come_back(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, machine: Machine

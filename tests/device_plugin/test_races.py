@@ -174,7 +174,7 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         }
 
 
-@pytest.mark.parametrize("seed", seeds(range(2), range(2, 4)))
+@pytest.mark.parametrize("seed", seeds(range(1), range(1, 4)))
 async def test_restarts_of_kubelet_or_plugin_swap_nothing(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, AsyncExitStack() as stack:
@@ -225,7 +225,7 @@ async def test_without_the_kubelets_list_the_order_of_decisions_is_followed(
         assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
 
 
-@pytest.mark.parametrize("seed", seeds(range(2), range(2, 5)))
+@pytest.mark.parametrize("seed", seeds(range(1), range(1, 5)))
 async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
@@ -244,7 +244,7 @@ async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Pa
             await until(lambda: not list(whole.pods))
 
 
-@pytest.mark.parametrize("seed", seeds(range(2), range(2, 5)))
+@pytest.mark.parametrize("seed", seeds(range(1), range(1, 5)))
 async def test_pods_deleted_without_grace_leave_others_their_chips(folder: Path, seed: int) -> None:
     # Deleted without grace, a pod vanishes from the watch while the kubelet still admits it.
     rng = random.Random(seed)

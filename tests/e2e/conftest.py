@@ -19,8 +19,22 @@ from tests.e2e.sandboxed import sandbox_world
 from tests.e2e.world import Setup, World
 
 HERE = Path(__file__).parent
-IN_BOTH = ("test_gangs.py", "test_main_job.py", "test_webhook.py")
+IN_BOTH = ("test_gangs.py", "test_main_job.py")
 """Modules whose tests `make test` runs on the sandbox beside the real cluster."""
+ON_THE_SANDBOX = (
+    # What an allocator believes, decides and endures is the same whoever binds the pods.
+    "test_believed_pods.py",
+    "test_cores.py",
+    "test_fairness.py",
+    "test_overload.py",
+    "test_products.py",
+    # tests/conformance shows the same of a plugin on a real kubelet.
+    "test_pods_bound_in_reverse_predicate_time_order_are_not_swapped",
+    "test_a_free_chip_that_fails_is_not_allocated_until_it_recovers",
+    "test_a_chip_that_fails_in_use_keeps_its_pod_and_is_not_reallocated",
+    "test_the_chips_of_a_deleted_pod_are_allocated_again",
+)
+"""Modules and tests that `make test` runs on the sandbox and only `make test-long` on the real cluster."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
@@ -29,6 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     own = [item for item in items if item.path.parent == HERE]
     for item in own:
         item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+        is_left = (
+            item.path.name in ON_THE_SANDBOX or item.nodeid.partition("[")[0].rpartition("::")[2] in ON_THE_SANDBOX
+        )
+        if is_left and item.get_closest_marker("real") is not None:
+            item.add_marker(pytest.mark.long)
     if requirements.missing():
         return
     real = {item.nodeid for item in own if item.get_closest_marker("long") is None}

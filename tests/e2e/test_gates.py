@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.kube.objects import EVENTS, Pod
 from tests.e2e.test_gang_barrier import (  # noqa: F401 - gangs start whole also if they are gated
@@ -45,6 +47,7 @@ async def test_a_gated_gang_is_let_go_as_a_whole(world: World) -> None:
         assert offered(world, pod.name) == [{pod.spec.node_name}]
 
 
+@pytest.mark.long  # tests/allocator/nomination/test_gated.py shows it
 async def test_a_pod_that_does_not_fit_is_gated_until_it_does(world: World) -> None:
     world.service.requests.clear()
     for number in range(2):
@@ -58,6 +61,7 @@ async def test_a_pod_that_does_not_fit_is_gated_until_it_does(world: World) -> N
     assert offered(world, "waiting") == [{pod.spec.node_name}]
 
 
+@pytest.mark.long  # tests/allocator/nomination/test_gated.py shows it
 async def test_pods_are_created_without_the_gate_while_no_allocator_answers(world: World) -> None:
     for allocator in world.allocators:
         await allocator.stop()

@@ -93,7 +93,7 @@ KINDS: Final = {
     ),
 }
 EXCLUDING: Final = ("ports", "anti-affinity")
-OFTEN: Final = ("cpu", "gate", EXCLUDING[0])
+OFTEN: Final = ("cpu", "gate")
 """Kinds that `make test` tries; `make test-long` tries all."""
 
 

@@ -76,6 +76,7 @@ async def test_the_victims_of_a_pod_are_those_that_are_planned(world: World) -> 
     assert {f"default/{pod.name}" for pod in await world.pods()} == {"default/least", "default/left", "default/urgent"}
 
 
+@pytest.mark.long  # tests/npuctl/test_plan.py shows it of one queue for both
 async def test_a_pod_of_higher_priority_comes_first_and_the_other_waits(world: World) -> None:
     node = world.nodes[0].name
     here = {"kubernetes.io/hostname": node}

@@ -191,6 +191,7 @@ async def test_an_api_server_that_is_slow_for_a_while_does_not_let_pods_of_a_rea
     await _forget(stage, server)
 
 
+@pytest.mark.long  # test_pods_stay_while_more_than_half_of_the_nodes_look_faulty shows it
 async def test_nothing_goes_while_no_node_is_ready(stage: Stage) -> None:
     name = f"job{next(_numbers)}"
     server, _ = await stage.job(name)

@@ -11,6 +11,7 @@ from tests.e2e.test_main_job import REAL, check_hand_over
 from tests.e2e.world import World, annotated
 
 
+@pytest.mark.long  # tests/conformance/test_restarts.py shows it
 async def test_after_a_kubelet_restart_pods_keep_their_chips(world: World) -> None:
     await world.create("before", 4)
     before = await world.running("before")
@@ -23,6 +24,7 @@ async def test_after_a_kubelet_restart_pods_keep_their_chips(world: World) -> No
     assert not annotated(before, REAL) & annotated(after, REAL)
 
 
+@pytest.mark.long  # tests/conformance/test_records.py shows it
 async def test_a_plugin_killed_after_allocate_still_claims_the_pod(world: World) -> None:
     node = world.nodes[0]
     pod = await world.create("train", 2, schedulerName="none")

@@ -23,7 +23,7 @@ from tests.soak.plugin_process import PluginProcess
 
 NODE = "n1"
 ALL: ChipSet = 0xFF
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Mismatch(Exception):
