@@ -1,6 +1,6 @@
 """The leader is stopped during Bindings: the other allocator takes over, and no chip is allocated twice.
 
-tests/deploy/test_admission.py shows the same on a real cluster, with the admission policy itself.
+tests/deploy/test_handover.py shows the same on a real cluster, with the admission policy itself.
 """
 
 import asyncio
