@@ -34,7 +34,7 @@ def manifests() -> dict[tuple[str, str], dict[str, Any]]:
         ("ReplicaSet", "apps/v1"): {"spec": {"replicas": 2, "template": TEMPLATE}},
     }
     for path in sorted(EXAMPLES.glob("*.yaml")):
-        for manifest in yaml.safe_load_all(path.read_text()):
+        for manifest in yaml.load_all(path.read_text(), yaml.CSafeLoader):
             found.setdefault((manifest["kind"], manifest["apiVersion"]), manifest)
     return found
 

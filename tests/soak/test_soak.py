@@ -11,7 +11,7 @@ from tests.soak.__main__ import RACES, RESTARTS
 @pytest.mark.timeout(300)  # the machine can be busy with other tests
 def test_after_restarts_and_races_all_records_of_chips_agree() -> None:
     # One process: a node mostly waits, and other tests run at the same time.
-    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 200), "--races", str(RACES // 500), "--workers", "1"]
+    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 333), "--races", str(RACES // 1000), "--workers", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=280
     )

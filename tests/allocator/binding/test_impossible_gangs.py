@@ -21,14 +21,18 @@ OLDER_S = 150
 
 
 @pytest.mark.parametrize(
-    ("count", "kinds"),
+    ("count", "kinds", "after_s"),
     [
-        *((12, [kind]) for kind in KINDS),
-        (100, KINDS),
-        *(pytest.param(100, [kind], marks=pytest.mark.long) for kind in KINDS),
+        *((12, [kind], after_s) for kind in KINDS for after_s in (3, 60)),
+        (100, KINDS, 3),
+        *(
+            pytest.param(100, kinds, after_s, marks=pytest.mark.long)
+            for kinds in (KINDS, *([kind] for kind in KINDS))
+            for after_s in (3, 60)
+            if (kinds, after_s) != (KINDS, 3)
+        ),
     ],
 )
-@pytest.mark.parametrize("after_s", [3, 60])
 async def test_a_gang_that_fits_on_what_is_free_starts_within_30_s(
     count: int, kinds: list[str], after_s: float
 ) -> None:
