@@ -1,7 +1,7 @@
 """The scenarios run in two worlds: on the sandbox and on a real cluster.
 
-Where the machine can run the real cluster, `make test` runs on it the scenarios that need a real part, and on the sandbox
-the others and a few that show that the sandbox is like it; `make test-long` runs all in both.
+Where the machine can run the real cluster, `make test` runs on it the scenarios that need a real part, and on the
+sandbox the others and a few that show that the sandbox is like it; `make test-long` runs all in both.
 """
 
 import re
