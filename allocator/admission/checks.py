@@ -272,7 +272,7 @@ class AdmissionChecks:
         at_once_s = None if self._statuses.delays_evictions else delay_s
         await self._statuses.answer(workload, names, "Retry", message, at_once_s)
         if (seen := self._workloads.get(workload.uid)) is not None:  # by now without its quota, or gone
-            self._delays.record(seen, delay_s, revision, job)
+            self._delays.record(seen, workload, delay_s, revision, job)
             self._wake.set()
         self._answered("Retry")
         metadata, version = workload.metadata, self._statuses.kinds.workloads.api_version

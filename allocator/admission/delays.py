@@ -1,8 +1,8 @@
 """The delays of refused workloads: how long each is, and which of them end early because all pods fit.
 
 After a refusal Kueue gives the quota back and tries again after the delay, which doubles. It ends early when all pods
-fit, as far as that is known without Kueue's next choice of flavor and place: this may be the last one again, where they
-did not fit. So after each end that led to another refusal the next one takes twice as long.
+fit on nodes of the flavor that Kueue chose last, which it prefers while there is quota. Kueue may also choose the same
+place again, where they do not fit: after each end that led to another refusal the next one takes twice as long.
 """
 
 from asyncio import Lock, gather
@@ -27,7 +27,9 @@ RETRY_S: Final = 60.0
 """The delay after the first refusal, as Kueue's own controllers have it; it doubles up to ``MOST_S``."""
 MOST_S: Final = 1800.0
 LEAST_S: Final = 1.0
-"""A delay is not ended earlier than this; it doubles with each end that was in vain."""
+"""A delay is not ended earlier than this; it doubles with each end that was in vain, up to ``_MOST_MISSES``."""
+_MOST_MISSES: Final = 5
+"""Then it is 32 s: in the few seconds of a refusal the quota of a workload is of no use."""
 LOOK_S: Final = 1.0
 """How often workloads in a delay are looked at, if anything has changed."""
 MOST_LOOKS: Final = 16
@@ -41,6 +43,7 @@ class Delay(msgspec.Struct):
 
     Attributes:
         workload: as it was last seen.
+        refused: as it was refused, with the flavor that Kueue had chosen, and without a place.
         tries: how often it was refused.
         since_s: when it was last.
         revision: the changes of nodes that were considered.
@@ -52,6 +55,7 @@ class Delay(msgspec.Struct):
     """
 
     workload: Workload
+    refused: Workload
     tries: int = 0
     since_s: float = 0.0
     revision: int = -1
@@ -114,11 +118,14 @@ class Delays:
         last = self._of.get(uid)
         return last.tries - bool(last.owed_s) if last is not None else 0  # one that Kueue did not wait for is repeated
 
-    def record(self, workload: Workload, delay_s: float, revision: int, job: OwningJob | None) -> None:
+    def record(
+        self, workload: Workload, refused: Workload, delay_s: float, revision: int, job: OwningJob | None
+    ) -> None:
         """Record that a workload was refused, with the changes of nodes that were considered."""
-        last, is_owed = self._of.get(workload.uid, Delay(workload)), self._statuses.delays_evictions
+        last, is_owed = self._of.get(workload.uid, Delay(workload, refused)), self._statuses.delays_evictions
         self._of[workload.uid] = Delay(
             workload,
+            refused.without_places(),
             self._tries(workload.uid) + 1,
             self._monotonic(),
             revision,
@@ -133,11 +140,11 @@ class Delays:
         delay = self._of.get(workload.uid)
         if delay is not None:
             if delay.workload.spec != workload.spec:
-                delay.job = msgspec.UNSET
+                delay.job, delay.refused = msgspec.UNSET, workload
             delay.workload = workload
             return bool(delay.owed_s)
         if tries and workload.requeue_at_s > self._now_s():
-            self._of[workload.uid] = Delay(workload, tries)  # another leader has refused it
+            self._of[workload.uid] = Delay(workload, workload, tries)  # another leader has refused it
         return False
 
     def forget(self, uid: str) -> None:
@@ -188,7 +195,7 @@ class Delays:
             delay
             for delay in self._of.values()
             if delay.revision != revision
-            and now_s - delay.since_s >= LEAST_S * 2 ** min(delay.misses, 16)
+            and now_s - delay.since_s >= LEAST_S * 2 ** min(delay.misses, _MOST_MISSES)
             and not delay.workload.is_true("QuotaReserved")
             and delay.workload.requeue_at_s > clock_s
         ]
@@ -212,7 +219,7 @@ class Delays:
         if delay.job is msgspec.UNSET:
             return False
         try:
-            await self._expected.keep(self._pods(delay.workload, delay.job), _SEATS_S)
+            await self._expected.keep(self._pods(delay.refused, delay.job), _SEATS_S)
         except (Refusal, InvalidValue):
             return False
         return True

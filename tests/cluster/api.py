@@ -28,6 +28,7 @@ _CLUSTER_WIDE: Final = frozenset(
         "ClusterRole",
         "ClusterRoleBinding",
         "CustomResourceDefinition",
+        "HyperNode",
         "MutatingWebhookConfiguration",
         "Namespace",
         "Node",

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def definition(group: str, version: str, kind: str, *, status: bool) -> dict[str, Any]:
+def definition(group: str, version: str, kind: str, *, status: bool, scope: str = "Namespaced") -> dict[str, Any]:
     """Return a definition.
 
     Args:
@@ -11,6 +11,7 @@ def definition(group: str, version: str, kind: str, *, status: bool) -> dict[str
         version: its version.
         kind: the kind; the plural has an added s.
         status: whether the status is a subresource.
+        scope: ``Namespaced`` or ``Cluster``.
     """
     plural = f"{kind.lower()}s"
     return {
@@ -24,7 +25,7 @@ def definition(group: str, version: str, kind: str, *, status: bool) -> dict[str
         "spec": {
             "group": group,
             "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
-            "scope": "Namespaced",
+            "scope": scope,
             "versions": [
                 {
                     "name": version,
@@ -43,3 +44,4 @@ POD_GROUP = definition("scheduling.x-k8s.io", "v1alpha1", "PodGroup", status=Tru
 VOLCANO_POD_GROUP = definition("scheduling.volcano.sh", "v1beta1", "PodGroup", status=False)
 VOLCANO_JOB = definition("batch.volcano.sh", "v1alpha1", "Job", status=True)
 ASCEND_JOB = definition("mindxdl.gitee.com", "v1", "AscendJob", status=True)
+HYPER_NODE = definition("topology.volcano.sh", "v1alpha1", "HyperNode", status=True, scope="Cluster")

@@ -421,6 +421,41 @@ async def test_the_delays_of_all_that_fit_beside_each_other_end_at_once(
         assert (await kueue.status("third"))["requeueState"]["requeueAt"] == due["third"]
 
 
+async def test_a_delay_ends_for_nodes_of_the_flavor_that_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays, "LEAST_S", 0.0)
+    monkeypatch.setattr(checks, "LOOK_S", 0.01)
+    look, looked = Delays.look, list[int]()
+
+    async def looking(part: Delays) -> None:
+        revision = allocator.app.cluster.changes.revision
+        await look(part)
+        looked.append(revision)
+
+    async def add(pool: str) -> None:
+        made = node_manifest(pool, chips=8)
+        made["metadata"]["labels"] = {"pool": pool}
+        await allocator.server.create(made)
+        await until(lambda: pool in allocator.app.cluster.nodes)
+
+    monkeypatch.setattr(Delays, "look", looking)
+    given = {"name": "main", "flavors": {"huawei.com/Ascend910": "own"}}
+    async with answering(tmp_path) as (allocator, kueue):
+        await kueue.check()
+        await kueue.create("ResourceFlavor", "own", spec={"nodeLabels": {"pool": "own"}})
+        await kueue.queue("job", 1, 8)
+        await kueue.reserve("job", admission={"clusterQueue": "q", "podSetAssignments": [given]})
+        due = await kueue.refused("job")
+        await add("other")
+        revision = allocator.app.cluster.changes.revision
+        await until(lambda: looked[-1] >= revision)
+        assert (await kueue.status("job"))["requeueState"]["requeueAt"] == due
+        assert not allocator.app.ledger
+        await add("own")
+        await kueue.delay_ended("job", due)
+
+
 async def test_after_an_end_in_vain_a_delay_ends_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Kueue may choose the same place again, though the pods fit elsewhere only.
     monkeypatch.setattr(checks, "LOOK_S", 0.01)
