@@ -28,7 +28,7 @@ _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decide
 
 
 _ORDER: Final = (
-    *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif", "simulate"),
+    *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif", "defragment", "simulate"),
     *("web", "history", "chip", "kueue", "doctor", "selftest", "completion"),
 )
 """The verbs in the help: what most people ask first comes first."""
@@ -456,6 +456,38 @@ def selftest(
             image=image,
             scheduler=scheduler,
             output=output,
+        )
+    )
+
+
+@app.command(cls=Verb)
+@reading
+def defragment(
+    *,
+    source: "Source",
+    rings: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many more rings (or meshes, or cards).", show_default="1")
+    ] = None,
+    servers: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many more servers.")] = None,
+    product: Annotated[str, typer.Option(metavar="NAME", help="Only servers of this product, as in 910A.")] = "",
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show which pods to delete to free rings or servers.
+
+    Only pods that their controllers create anew, and whose jobs have no other pods: the allocator places them
+    elsewhere. Nothing is deleted.
+    """
+    from npuctl.defragment.command import run_defragment
+
+    if rings is not None and servers is not None:
+        raise InvalidValue("--rings and --servers exclude each other")
+    return asyncio.run(
+        run_defragment(
+            source,
+            "rings" if servers is None else "servers",
+            servers or rings or 1,
+            product,
+            output,
         )
     )
 

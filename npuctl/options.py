@@ -23,6 +23,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "whatif": ("npuctl whatif --drain node-a", "npuctl whatif --add node-a=10 --end research/train"),
     "web": ("npuctl web", "npuctl web --history history.db", "npuctl web --port 9000 -f cluster.json"),
     "history": ("npuctl history job/train -n research --history history.db", "npuctl history train --since 7d -o json"),
+    "defragment": ("npuctl defragment --rings 4", "npuctl defragment --servers 2 --product 910B-8"),
     "simulate": (
         "npuctl simulate --servers 300x910B-8 --rate 1=400 --rate 8=40:4 --rate 4x8=4:8",
         "npuctl simulate --jobs jobs.csv --load 0.95 --compare policy=tables --compare earmark_share=0",

@@ -9,6 +9,7 @@ import msgspec
 
 from device_plugin.pods.topology import NodeTopology
 from npuctl.capacity.command import CapacityAnswer
+from npuctl.defragment.command import DefragmentAnswer
 from npuctl.doctor.command import Diagnosis
 from npuctl.explain.answer import Explanation
 from npuctl.explain.command import JobExplanation
@@ -27,6 +28,7 @@ FOLDER: Final = Path(__file__).parents[1] / "schemas"
 
 ANSWERS: Final[Mapping[str, type[Any]]] = {
     "capacity": CapacityAnswer,
+    "defragment": DefragmentAnswer,
     "doctor": Diagnosis,
     "explain": Explanation,
     "explain-job": JobExplanation,

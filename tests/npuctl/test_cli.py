@@ -25,6 +25,7 @@ COMMANDS = (
     ("doctor", "--cluster", *OBJECTS),
     ("queue", *OBJECTS),
     ("whatif", "--drain", "node-a", *OBJECTS),
+    ("defragment", *OBJECTS),
     ("--help",),
     ("completion", "bash"),
 )

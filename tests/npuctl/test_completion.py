@@ -20,6 +20,7 @@ VERBS = [
     "capacity",
     "chip",
     "completion",
+    "defragment",
     "doctor",
     "explain",
     "history",

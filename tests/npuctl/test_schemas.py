@@ -19,6 +19,7 @@ NOW = ("--now", "2026-01-01T00:05:00Z")
     ("name", "command"),
     [
         ("capacity", ("capacity",)),
+        ("defragment", ("defragment",)),
         ("doctor", ("doctor", "--cluster")),
         ("explain", ("explain", "train-c")),
         ("explain", ("explain", "train-a")),

@@ -50,6 +50,7 @@ def run(*words: str, without: frozenset[str] = LIBRARIES) -> subprocess.Complete
         ("queue",),
         ("kueue",),
         ("whatif", "--drain", "node-a"),
+        ("defragment",),
     ],
     ids=lambda verb: verb[0],
 )

@@ -1,0 +1,1 @@
+"""The command ``npuctl defragment``: which pods to delete so that rings or servers become free."""
