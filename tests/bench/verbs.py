@@ -69,6 +69,7 @@ def _verbs(last: str) -> tuple[tuple[str, ...], ...]:
         ("explain", last),
         ("queue",),
         ("whatif", "--drain", "npu-00001"),
+        ("defragment", "--servers", "20"),
         ("plan",),
         ("plan", "-o", "json"),
     )
@@ -83,7 +84,9 @@ def cluster(nodes: int, waiting: int, rng: random.Random) -> Iterator[dict[str, 
         if rng.random() < _BUSY:
             chips = rng.choice(_SIZES)
             real = {REAL: ",".join(map(chip_name, range(chips)))}
-            yield pod(f"runs-{number}", chips, node=name, chips=range(chips), uid=f"runs-{number}", annotations=real)
+            runs = pod(f"runs-{number}", chips, node=name, chips=range(chips), uid=f"runs-{number}", annotations=real)
+            runs["metadata"]["ownerReferences"] = [_owner("apps/v1", "ReplicaSet", f"runs-{number}")]
+            yield runs
     left = waiting
     while left > 0:
         size = min(rng.choice(_GANGS), left) if rng.random() < _BUSY else 1
@@ -93,10 +96,14 @@ def cluster(nodes: int, waiting: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def _waiting(name: str, job: str, size: int, chips: int) -> dict[str, Any]:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
+    owner = _owner("batch/v1", "Job", job)
     made = pod(name, chips, uid=name, ownerReferences=[owner], creationTimestamp="2026-01-01T00:00:00Z")
     made["metadata"]["annotations"] = {MIN_AVAILABLE: str(size)} if size > 1 else {}
     return made
+
+
+def _owner(version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "name": name, "uid": f"owner-{name}", "controller": True}
 
 
 def _run(path: Path, verb: tuple[str, ...]) -> _Cost:
