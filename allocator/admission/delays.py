@@ -6,7 +6,8 @@ place again, where they do not fit: after each end that led to another refusal t
 """
 
 from asyncio import Lock, gather
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from heapq import nsmallest
 from typing import Final
 
@@ -34,8 +35,10 @@ LOOK_S: Final = 1.0
 """How often workloads in a delay are looked at, if anything has changed."""
 MOST_LOOKS: Final = 16
 """How many of them: those that were looked at least recently."""
-_SEATS_S: Final = 5.0
-"""How long chips are kept for a workload whose delay was ended: Kueue may not have quota for it."""
+_REST_S: Final = 2.0
+"""After delays were ended the others are looked at this much later: Kueue has to ask about the first ones before."""
+_TRIAL_S: Final = 60.0
+"""Seats on trial are released at once; after this time if that fails."""
 
 
 class Delay(msgspec.Struct):
@@ -106,6 +109,7 @@ class Delays:
         self._now_s = now_s
         self._deciding = deciding
         self._of: dict[str, Delay] = {}
+        self._ended_s = float("-inf")
 
     def __iter__(self) -> Iterator[Delay]:
         return iter(self._of.values())
@@ -191,6 +195,8 @@ class Delays:
     async def look(self) -> None:
         """End the delays of workloads that fit now, all at one time: the first by priority and age."""
         now_s, revision, clock_s = self._monotonic(), self._changes.revision, self._now_s()
+        if now_s - self._ended_s < _REST_S:
+            return
         due = [
             delay
             for delay in self._of.values()
@@ -203,26 +209,30 @@ class Delays:
         due.sort(key=lambda delay: delay.precedence)
         unread = (delay for delay in due if delay.job is msgspec.UNSET)
         await gather(*(attempt(delay.workload.key, self._read_job(delay)) for delay in unread))
-        fitting = []
         async with self._deciding:
-            for delay in due:
-                delay.revision, seen = revision, delay.workload
-                if await self._fits(delay) and self._of.get(seen.uid) is delay and delay.workload is seen:
-                    fitting.append(delay)
+            fitting = await self._fitting(due, revision)
+        if fitting:
+            self._ended_s = now_s
         await gather(*(attempt(delay.workload.key, self._end(delay)) for delay in fitting))
+
+    async def _fitting(self, due: Sequence[Delay], revision: int) -> list[Delay]:
+        """The delays of workloads that fit beside each other: seats are reserved meanwhile."""
+        fitting, seats = [], list[str]()
+        try:
+            for delay in due:
+                if delay.job is msgspec.UNSET:
+                    continue
+                delay.revision, seen = revision, delay.workload
+                with suppress(Refusal, InvalidValue):
+                    seats += await self._expected.keep(self._pods(delay.refused, delay.job), _TRIAL_S)
+                    if self._of.get(seen.uid) is delay and delay.workload is seen:
+                        fitting.append(delay)
+        finally:
+            self._expected.release(seats)
+        return fitting
 
     async def _read_job(self, delay: Delay) -> None:
         delay.job = await self._read(delay.workload)
-
-    async def _fits(self, delay: Delay) -> bool:
-        """Whether the pods fit; then seats are kept until Kueue asks, so that nobody else counts on these chips."""
-        if delay.job is msgspec.UNSET:
-            return False
-        try:
-            await self._expected.keep(self._pods(delay.refused, delay.job), _SEATS_S)
-        except (Refusal, InvalidValue):
-            return False
-        return True
 
     async def _end(self, delay: Delay) -> None:
         delay.has_ended = True
