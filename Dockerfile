@@ -34,12 +34,12 @@ RUN case "${TARGETARCH:-$(uname -m)}" in \
       arm64 | aarch64) echo aarch64-unknown-linux-gnu ;; \
       *) echo "no wheels are locked for ${TARGETARCH:-$(uname -m)}" >&2; exit 1 ;; \
     esac > /tmp/platform
-RUN uv sync --locked --no-dev --extra programs --no-editable --no-install-project --python-platform "$(cat /tmp/platform)" \
+RUN uv sync --locked --no-dev --extra programs --extra web --no-editable --no-install-project --python-platform "$(cat /tmp/platform)" \
  && sh deploy/image/prune.sh /opt/ascend-affinity
 # What the image contains, from the lock file (CycloneDX); without serial number and time, so that it is reproducible.
 # Beside it the licences of these packages.
 RUN mkdir -p /opt/ascend-affinity/share \
- && uv export --quiet --locked --no-dev --extra programs --no-editable --preview-features sbom-export --format cyclonedx1.5 \
+ && uv export --quiet --locked --no-dev --extra programs --extra web --no-editable --preview-features sbom-export --format cyclonedx1.5 \
   | grep -v -e '^  "serialNumber":' -e '^    "timestamp":' > /opt/ascend-affinity/share/sbom.cdx.json \
  && python3.13 deploy/image/notices.py /opt/ascend-affinity/lib/python3.13/site-packages \
   > /opt/ascend-affinity/share/THIRD-PARTY-NOTICES.txt
@@ -51,7 +51,7 @@ COPY allocator/ allocator/
 COPY npuctl/ npuctl/
 # The programs go to a folder of their own, with the paths that they have in the environment.
 RUN cp -a /opt/ascend-affinity /opt/dependencies \
- && uv sync --locked --no-dev --extra programs --no-editable --refresh-package ascend-affinity \
+ && uv sync --locked --no-dev --extra programs --extra web --no-editable --refresh-package ascend-affinity \
       --python-platform "$(cat /tmp/platform)" \
  && sh deploy/image/prune.sh /opt/ascend-affinity \
  && mkdir /opt/programs && cd /opt/ascend-affinity \

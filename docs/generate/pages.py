@@ -37,8 +37,9 @@ from docs.generate.tables import (
 from docs.generate.told import told_table
 
 ROOT: Final = Path(__file__).parents[2]
-_RIGHTS: Final = ROOT / "deploy" / "charts" / "ascend-affinity" / "templates" / "allocator" / "rbac.yaml"
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), _RIGHTS)
+_TEMPLATES: Final = ROOT / "deploy" / "charts" / "ascend-affinity" / "templates"
+_RIGHTS: Final = (_TEMPLATES / "allocator" / "rbac.yaml", _TEMPLATES / "_jobs.tpl")
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *_RIGHTS)
 
 TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "allocator-reference.md": {
@@ -57,7 +58,8 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "npuctl-operate.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table},
     "npuctl.md": {"workloads": workloads_table},
-    "rbac.yaml": {"watched-jobs": watched_jobs, "enqueued-jobs": enqueued_jobs},
+    "rbac.yaml": {"enqueued-jobs": enqueued_jobs},
+    "_jobs.tpl": {"watched-jobs": watched_jobs},
     "support.md": {
         "products": support_table,
         "functions": functions_table,

@@ -223,7 +223,7 @@ def workloads_table() -> Iterator[str]:
 
 
 def watched_jobs() -> Iterator[str]:
-    """Yield the rules of the chart by which the allocator watches the objects of jobs."""
+    """Yield the rules of the chart by which the objects of jobs are watched."""
     return _rules((resource for kind in JOB_KINDS for resource in kind.objects), "list, watch")
 
 

@@ -5,11 +5,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from socket import socket
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from nicegui import Client, app, core, ui
 
 from npuctl.history.store import HistoryStore
@@ -114,6 +115,14 @@ def _application(hub: Hub, at: ServedAt, recorder: HistoryRecorder | None) -> We
         yield
 
     outer = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=nothing)
+
+    @app.get("/livez")
+    def live() -> str:
+        return "ok"
+
+    @app.get("/readyz")
+    def ready() -> Response:
+        return Response(status_code=HTTPStatus.OK if hub.has_read else HTTPStatus.SERVICE_UNAVAILABLE)
 
     @app.get("/wall.json")
     def snapshot() -> dict[str, object]:

@@ -36,12 +36,14 @@ class Hub:
         answers: what is asked of the cluster.
         waiting: the queue.
         viewers: the open pages.
+        has_read: whether the cluster has been read.
     """
 
     def __init__(self, live: LiveCluster) -> None:
         self.live = live
         self.answers = Answers(live)
         self.waiting = WaitingWork()
+        self.has_read = False
         self.viewers: set[OpenPage] = set()
         self._seq = 0
         self._changed = asyncio.Event()
@@ -74,6 +76,7 @@ class Hub:
             self._changed.clear()
             started_s, before = time.monotonic(), self.waiting.kept
             self.waiting = await self.answers.waiting()
+            self.has_read = True
             kept = self.waiting.kept
             if changed := [name for name in before | kept if before.get(name) != kept.get(name)]:
                 self._send(changed)

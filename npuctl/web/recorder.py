@@ -10,6 +10,7 @@ import msgspec
 
 from allocator.state.location import Location
 from ascend.chips import parse_chip_name
+from ascend.turn import Turn
 from npuctl.history.intervals import MOST_BEHIND, WAITING, IntervalKind, Key, KeyState, WaitDetail, WaitReason, cut
 from npuctl.history.reader import HistoryReader
 from npuctl.history.store import HistoryStore, NotRecorded
@@ -85,13 +86,17 @@ class HistoryRecorder:
     async def record(self) -> None:
         """Record what has changed."""
         now_s = self._hub.live.source.at_present().now_ns // 10**9
-        views = self._hub.live.views
+        views, turn = self._hub.live.views, Turn()
         everything = not self._store.goes_on(now_s)
-        names = views.keys() if everything else self._nodes
-        observed = {name: self._of_node(views[name]) if name in views else {} for name in names}
-        if everything or self._waits:
-            observed[WAITING] = dict(of_entry(entry) for entry in self._hub.waiting.entries)
+        names = list(views) if everything else list(self._nodes)
+        entries = self._hub.waiting.entries if everything or self._waits else None
         self._nodes, self._waits = set(), False
+        observed: dict[str, dict[Key, KeyState]] = {}
+        for name in names:
+            await turn.share()
+            observed[name] = self._of_node(views[name]) if name in views else {}
+        if entries is not None:
+            observed[WAITING] = dict(map(of_entry, entries))
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._store.record, now_s, observed)
         except NotRecorded as error:

@@ -85,6 +85,11 @@ VARIANTS = {
         *("--set-json", 'scheduler.extraArgs=["--v=2"]', "--set-json", 'scheduler.affinity={"nodeAffinity":{}}'),
         *("--set", "scheduler.podAnnotations.note=yes,scheduler.nodeSelector.zone=a"),
     ),
+    "with its page": (
+        *("--set", "web.enabled=true,web.allowedHosts[0]=npu.example.org,web.history.claimName=history"),
+        *("--set", "web.podLabels.own=yes,web.nodeSelector.zone=a"),
+        *("--set-json", 'web.networkPolicy.from=[{"podSelector":{"matchLabels":{"app":"ingress"}}}]'),
+    ),
     "with its kube-scheduler": ("--set", "scheduler.enabled=true"),
     "open": ("--set", "allocator.tls.insecureAnyoneMayBindPods=true,allocator.networkPolicy.from=everyone"),
 }
@@ -177,6 +182,10 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("imagePullPolicy=Always", "'imagePullPolicy'"),
         ("scheduler.name=a_b", "/scheduler/name"),
         ("scheduler.replicas=0", "/scheduler/replicas"),
+        ("web.enabled=true", "web.allowedHosts: name the hosts by which browsers ask for the page"),
+        ("web.allowedHosts[0]=https://npu", "/web/allowedHosts"),
+        ("web.history.mib=0", "/web/history/mib"),
+        ("web.networkPolicy.from=everyone", "/web/networkPolicy/from"),
         ('scheduler={"enabled":true,"name":"default-scheduler"}', "scheduler.name: default-scheduler is the name of"),
     ],
 )

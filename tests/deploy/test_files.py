@@ -66,7 +66,7 @@ def test_the_image_contains_the_default_wheel_and_no_sandbox() -> None:
     allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(allowed) == sorted([*packages, *files])
     assert "sandbox" not in packages
-    assert set(re.findall(r"--extra (\S+)", (REPOSITORY / "Dockerfile").read_text())) == {"programs"}
+    assert set(re.findall(r"--extra (\S+)", (REPOSITORY / "Dockerfile").read_text())) == {"programs", "web"}
 
 
 def test_the_default_wheel_contains_the_programs_and_no_sandbox(tmp_path: Path) -> None:

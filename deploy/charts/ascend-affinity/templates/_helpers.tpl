@@ -14,7 +14,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The following templates take (list $ "device-plugin"), (list $ "allocator") or (list $ "scheduler"). */}}
+{{/* The following templates take (list $ "device-plugin"), (list $ "allocator"), (list $ "scheduler") or (list $ "web"). */}}
 
 {{- define "ascend-affinity.componentName" -}}
 {{- printf "%s-%s" (include "ascend-affinity.fullname" (index . 0)) (index . 1) }}
