@@ -59,7 +59,7 @@ def test_a_build_that_was_killed_does_not_keep_later_ones_from_removing_its_laye
 def test_the_image_is_small_and_an_upgrade_pulls_only_the_programs(built_image: image.Image) -> None:
     base, dependencies, programs = built_image.layers().values()
     assert base < 75 * MEGABYTE
-    assert dependencies < 80 * MEGABYTE
+    assert dependencies < 125 * MEGABYTE  # of which the page of npuctl web needs 50
     assert programs < 10 * MEGABYTE
 
 
