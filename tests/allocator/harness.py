@@ -39,7 +39,7 @@ async def until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> 
     begin_s = time.monotonic()
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(min(max(0.001, 0.05 * (time.monotonic() - begin_s)), 0.03))
+            await asyncio.sleep(min(max(0.001, 0.05 * (time.monotonic() - begin_s)), 0.005))
 
 
 class Allocator:

@@ -158,7 +158,7 @@ async def test_a_creation_that_ends_too_late_is_given_back(folder: Path) -> None
         assert "NPUSegmentFailed" in sentence
         assert "does not answer within" in sentence
         assert asyncio.get_running_loop().time() - began_s < 4.5
-        whole.node.edit_server(cuts=SimulatedCuts())
+        whole.node.edit_server(cuts=SimulatedCuts(delay_s=0.5))  # so that the vNPU is seen before it is gone
         await until(lambda: vnpus(whole) != [])
         await until(lambda: vnpus(whole) == [])
         await bind(whole, "next", 20, "0")

@@ -60,7 +60,7 @@ class Whole:
                 "driver": "simulated",
                 "simulated_state": self.node.state_file,
                 "device_root": self.node.device_root,
-                "scan_period_s": 0.05,
+                "scan_period_s": 0.2,
                 "injection": "both",
                 "http_address": "127.0.0.1:0",
                 **changes,
