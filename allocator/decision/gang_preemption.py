@@ -137,6 +137,7 @@ class GangPreemption:
             raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: no other pod ends for it: {obstacle.why}")
         plan = self._current(job)
         if plan is not None and not self._is_refused(pod, job):
+            self._note_others(plan, pod, suggested)
             place = self._answer(plan, pod, request, job, suggested)
             if place is not None or any(seat.uid == pod.uid for seat in plan.places):
                 return place
@@ -182,8 +183,16 @@ class GangPreemption:
             self._useless[job.key.plan] = state, self._now_s, refusal.without_frames()
             raise
         self._plans[job.key.plan] = plan
+        self._note_others(plan, pod, suggested)
         self._note_eviction(plan, job)
         return self._answer(plan, pod, request, job, suggested)
+
+    def _note_others(self, plan: VictimPlan, pod: Pod, suggested: Mapping[str, Suggestion]) -> None:
+        """Note the pods without chips that a scheduler would end for a pod on the places that the pod may get."""
+        for place in plan.places:
+            if place.uid in {"", pod.uid} and place.node in suggested:
+                holdings = self._cluster.nodes[place.node].holdings
+                place.others = frozenset(uid for uid in suggested[place.node].uids if uid not in holdings)
 
     def _state(self, job: Job) -> tuple[int, frozenset[str]]:
         return job.version, self._offered.held_uids(job)
@@ -240,7 +249,8 @@ class GangPreemption:
         record = self._cluster.nodes.get(place.node)
         if record is None:
             return []
-        return [
+        others = self._occupants.without_chips(filter(self._occupants.exists, sorted(place.others)))
+        return others + [
             self._occupants.of(pod, record, holding)
             for uid in sorted(place.victims)
             if (holding := record.holdings.get(uid)) is not None and (pod := self._cluster.pods.get(uid)) is not None

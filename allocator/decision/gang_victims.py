@@ -50,6 +50,7 @@ class Place:
         victims: the uids of the pods on the node that have to end.
         member: the uid of the pod for which it was planned.
         uid: the uid of the pod that was answered with it; empty before.
+        others: the uids of the pods without chips on the node that have to end for what its scheduler counts.
     """
 
     node: str
@@ -57,6 +58,7 @@ class Place:
     victims: frozenset[str]
     member: str
     uid: str = ""
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

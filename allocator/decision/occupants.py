@@ -41,6 +41,10 @@ class Occupants:
         size = _size(record, holding.chips, holding.parts)
         return self._occupant(pod, size, holding.chips, holding.counted, holding.parts)
 
+    def exists(self, uid: str) -> bool:
+        """Whether a pod is known, and has not gone."""
+        return uid in self._cluster.plain or uid in self._cluster.pods
+
     def without_chips(self, uids: Iterable[str]) -> list[Occupant]:
         """Pods, also those that request no chips."""
         return [

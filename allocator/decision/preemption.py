@@ -109,8 +109,9 @@ class Preemption:
     async def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> VictimSet | None:
         """The best node of those a scheduler suggests, with its victims; None if preemption helps on none of them.
 
-        A node on which the pod fits without victims is skipped: the scheduler has not seen yet that pods are gone, and
-        need not preempt any. The chips on the chosen node are promised to the pod.
+        A node on which the pod fits without victims is skipped, unless pods without chips have to end there: the
+        scheduler has not seen yet that pods are gone, and need not preempt any. The chips on the chosen node are
+        promised to the pod.
 
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang would not fit.
@@ -122,20 +123,17 @@ class Preemption:
             return await self._improve_gang(pod, request, gang, suggested)
         self._promise_nominated(pod, suggested)
         if (promised := self._promised_victims(pod, request)) is not None:
-            return (
-                self._complete(promised, suggested, request)
-                if promised.node in suggested and promised.victims
-                else None
-            )
+            is_due = promised.node in suggested and self._needs_room(promised, suggested, request)
+            return self._complete(promised, suggested, request) if is_due else None
         orders = [
             self._complete(own, suggested, request).order
             async for own in self._each(pod, suggested, request)
-            if own.victims
+            if self._needs_room(own, suggested, request)
         ]
         for *_, node in sorted(orders):
             # Another pod may have been promised the chips meanwhile.
             again = self._victims(pod, node, request)
-            if isinstance(again, VictimSet) and again.victims:
+            if isinstance(again, VictimSet) and self._needs_room(again, suggested, request):
                 self._promise(pod, again, request)
                 return self._complete(again, suggested, request)
         return None
@@ -261,8 +259,8 @@ class Preemption:
         left = self._gangs.remaining(place) if place is not None else ()
         if place is None or not left:
             return None
-        victims = tuple(reversed(least_important_first(left)))
-        return self._complete(VictimSet(place.node, victims), suggested, request)
+        victims = [victim for victim in left if victim.uid not in place.others]
+        return self._complete(VictimSet(place.node, tuple(victims)), suggested, request)
 
     async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:
         turn = Turn()
@@ -274,11 +272,19 @@ class Preemption:
 
     def _complete(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> VictimSet:
         """With the victims that have nothing of what is requested, as the scheduler has selected them."""
-        held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
-        without = [uid for uid in suggestion.uids if uid not in held or not _has_some(held[uid], request)]
-        others = self._occupants.without_chips(without)
+        others = self._occupants.without_chips(self._without_chips(own.node, suggested, request))
         victims = tuple(reversed(least_important_first((*own.victims, *others))))
-        return VictimSet(own.node, victims, suggestion.pdb_violations)
+        return VictimSet(own.node, victims, suggested[own.node].pdb_violations)
+
+    def _needs_room(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> bool:
+        """Whether pods end on a node for their chips, or others that are there still for what a scheduler counts."""
+        others = self._without_chips(own.node, suggested, request)
+        return bool(own.victims) or any(map(self._occupants.exists, others))
+
+    def _without_chips(self, node: str, suggested: Mapping[str, Suggestion], request: ChipRequest) -> list[str]:
+        """The uids of a scheduler's victims on a node that have nothing of what is requested."""
+        held = self._cluster.nodes[node].holdings
+        return [uid for uid in suggested[node].uids if uid not in held or not _has_some(held[uid], request)]
 
     def _promised_victims(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
         """The node that was promised to a pod, with the victims that have not ended yet, if all are terminating."""

@@ -26,7 +26,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
-from allocator.gangs.obstacles import Obstacles
+from allocator.gangs.obstacles import RELEASED_S, Obstacles
 from allocator.gangs.planning import Planner, Scope
 from allocator.gangs.progress import Progress
 from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, Resting, kind_of
@@ -53,8 +53,8 @@ _MANY: Final = 64
 """Of larger gangs a plan takes more than a few milliseconds."""
 
 _ORDERS: Final = 4
-"""So many tries in vain tell that the pods of a gang exclude each other if they differ: each plans its pods in another
-order."""
+"""So many tries in vain tell that the pods of a gang exclude each other, whatever is still offered for each of them: by
+zones, for example. If they differ, each try plans them in another order."""
 
 SETTLED_S: Final = 5.0
 """How long after a turn has begun the offers of a scheduler may be outdated: without what the gang before has released.
@@ -314,8 +314,12 @@ class Attempts:
     def pass_on(self) -> None:
         """End the turn of a gang that does not fit, or has made no progress for long; call it periodically."""
         first = self.queue.first
-        if first is not None and not self._progress.holds(first) and not self._may_fit(first):
-            self.does_not_fit(first)
+        if first is not None and not self._progress.holds(first):
+            silent_s = self._ledger.monotonic() - self.queue.since_s
+            if not self._may_fit(first):
+                self.does_not_fit(first)
+            elif silent_s >= RELEASED_S and self._obstacles.refusal(first, for_chips=True) is not None:
+                self.queue.fail(first)  # its scheduler has seen since that chips are free
         self.queue.pass_on()
 
     def _may_fit(self, job: Job, *, limits: Mapping[str, int] = MappingProxyType({})) -> bool:
@@ -397,10 +401,10 @@ class Attempts:
         if wait is not None and (wait.may_keep or wait.has_kept):
             self.resting.count_kept(chips * max(0.0, self._ledger.monotonic() - since_s))
             wait.may_keep = wait.has_kept = False
-        if rests or (wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS)):
-            self.resting.begin(job)
-        elif wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
+        if wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
             self._rest(job, wait)
+        elif rests or (wait is not None and wait.tries >= min(job.size, _ORDERS)):
+            self.resting.begin(job)
         wait = self.queue.fail(job)
         wait.nodes, wait.why = frozenset(seat.node for seat in seats), why
 

@@ -121,7 +121,7 @@ class Obstacles:
                 job = self._cluster.jobs.by_key[key]
                 yield job.pods[uid], job
 
-    def refusal(self, job: Job, *, for_ever: bool = False) -> str | None:
+    def refusal(self, job: Job, *, for_ever: bool = False, for_chips: bool = False) -> str | None:
         """Why the scheduler refuses a pod of a job's minimum on every node, or tries only its peers.
 
         It is a part of a sentence.
@@ -129,11 +129,12 @@ class Obstacles:
         Args:
             job: the job.
             for_ever: whether only refusals count that stay whatever ends.
+            for_chips: whether refusals count as well for which chips may be the reason.
         """
         now_s, spare = self._ledger.monotonic(), job.present - job.min_available
         for uid, (verdict, what) in self._refused.get(job.key, {}).items():
             pod = job.pods[uid]
-            does_count = what is Refused.NEVER or (what is Refused.OTHER and not for_ever)
+            does_count = what is Refused.NEVER or (what is Refused.OTHER and not for_ever) or for_chips
             if not does_count or not self._counts(uid, verdict, now_s):
                 continue
             if not self._awaits_victims(pod, job):  # it was refused before they were evicted

@@ -113,7 +113,7 @@ class StartQueue:
         self._started = started
         self._waiting: dict[JobKey, Wait] = {}
         self._first: JobKey | None = None
-        self._in_vain = 0  # turns since a gang has started last
+        self._in_vain = 0  # tries since a gang has started last
         self._favours_new = False
         self.revision = 0
         """Changes with the gangs that wait."""
@@ -197,13 +197,14 @@ class StartQueue:
         own = self._waiting[job.key].rank[:2]
         if all(wait.rank[:2] >= own or not self._is_able(key) for key, wait in self._waiting.items()):
             self._first, self.since_s = job.key, self._monotonic()
-            self.began_s = self.since_s
+            self.began_s, self._favours_new = self.since_s, True  # it may have taken the turn of a new one
 
     def fail(self, job: Job) -> Wait:
         """A gang has tried in vain: it waits for a turn in the next round."""
         known = self.get(job)
         wait = known or _new(job)
-        self._end_turn(job.key, is_vain=True)
+        self._first = self._first if self._first != job.key else None
+        self._in_vain += 1
         wait.tries += 1
         wait.nodes = frozenset()
         wait.forget_offers()
@@ -230,7 +231,8 @@ class StartQueue:
     def leave(self, job: JobKey, *, is_vain: bool = False) -> None:
         """Remove a gang that does not wait for a turn any more."""
         self.revision += self._waiting.pop(job, None) is not None
-        self._end_turn(job, is_vain=is_vain)
+        if job == self._first:
+            self._first, self._in_vain = None, self._in_vain + 1 if is_vain else 0
 
     def pass_on(self) -> None:
         """Forget started and deleted gangs, and end the turn of a gang that has made no progress for long."""
@@ -239,10 +241,6 @@ class StartQueue:
         first = self.first
         if first is not None and not self._holds(first) and self._monotonic() - self.since_s >= TURN_S:
             self.fail(first)
-
-    def _end_turn(self, job: JobKey, *, is_vain: bool) -> None:
-        if job == self._first:
-            self._first, self._in_vain = None, self._in_vain + 1 if is_vain else 0
 
     def _still_waits(self, key: JobKey) -> bool:
         """Whether a gang of the queue still waits; a gang that has started or is deleted is forgotten."""

@@ -145,6 +145,24 @@ async def test_a_gang_preempts_once_there_are_nodes_for_its_last_pod(world: Worl
     assert len(await survivors(world)) == 1
 
 
+async def test_pods_without_chips_end_for_the_cpu_of_a_pod_and_of_a_gang(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await world.add_fake_nodes(*names, cpu=16)
+    for name in names:
+        here: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": name}, "terminationGracePeriodSeconds": 30}
+        await world.create(f"plain-{name}", 0, cpu=14, priorityClassName="least", **here)
+
+    async def all_bound() -> bool:
+        return all(pod.spec.node_name for pod in await world.pods())
+
+    await world.eventually(all_bound, "the pods without chips are bound")
+    for number in range(2):
+        more: dict[str, Any] = {"annotations": gang(2), "priorityClassName": "urgent", **in_pool(*names[:2])}
+        await world.create(f"urgent-{number}", 8, cpu=8, **more)
+    await world.create("urgent-alone", 8, cpu=8, priorityClassName="urgent", **in_pool(names[2]))
+    assert set(await nodes_of(world, 3)) == set(names)
+
+
 async def still_running(world: World, names: tuple[str, ...]) -> None:
     """Wait until kube-scheduler has tried a gang of two; nobody is evicted for it."""
     for number in range(2):

@@ -33,6 +33,7 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
             each.cpu = CPU // 2 + 1 + (rank % 3 if kind == "mixed" else 0)
             each.other = name if kind == "various" else ""
         return pods
+    chips = CHIPS if kind == "last-elsewhere" else chips
     first, second = (demand(name, rank, 2, chips, nodes) for rank in range(2))
     match kind:
         case "cpu":
@@ -50,6 +51,8 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
         case "elsewhere":
             first.cpu = second.cpu = CPU - TAKEN + 1
             first.tolerated = second.tolerated = nodes | {FULL}
+        case "last-elsewhere":
+            first.tolerated, second.tolerated = nodes | {FULL}, frozenset([FULL])
         case _:
             raise AssertionError(kind)
     return [first, second]
@@ -57,8 +60,9 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
 
 IDLE_KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various", "mixed"]
 """The kinds on a cluster without running pods."""
-KINDS = [*IDLE_KINDS, "elsewhere"]
-"""And one that lacks chips where a pod runs, and everywhere the CPU that pods without chips have taken."""
+ELSEWHERE = ["elsewhere", "last-elsewhere"]
+KINDS = [*IDLE_KINDS, *ELSEWHERE]
+"""And two that lack chips where a pod runs, and elsewhere something else: each pod of a gang, or one of them."""
 EXCLUDING = ["both", "exclusive", "various", "mixed"]
 """The kinds of which nothing tells that they can't start but that they have tried. No two various ones are alike; the
 pods of a mixed one differ."""
@@ -85,7 +89,7 @@ class Queue:
             counts_bindings=counts_bindings,
             earmark_share=0.5,
         )
-        if "elsewhere" in kinds:
+        if not set(ELSEWHERE).isdisjoint(kinds):
             self._run_pods()
 
     def _run_pods(self) -> None:

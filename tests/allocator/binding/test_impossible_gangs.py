@@ -16,6 +16,10 @@ from tests.allocator.builders import node, pod
 BOUND_S = 30.0
 LATE_S = 300
 """How long after it can start a gang may take while pods come all the time that fit on its chips."""
+TAKING_TURNS = ["last-elsewhere", "exclusive", "both"]
+"""Kinds of which one gets the chips that gangs of the others release."""
+TOGETHER = [kind for kind in KINDS if kind != "last-elsewhere"]
+"""Nodes are kept for gangs that lack chips elsewhere (docs/gangs.md): that adds to a try of this kind."""
 OLDER_S = 150
 """How much longer for each older gang that can't start: nodes drain for it, twice if the gang has tried as well."""
 
@@ -24,12 +28,13 @@ OLDER_S = 150
     ("count", "kinds", "after_s"),
     [
         *((12, [kind], after_s) for kind in KINDS for after_s in (3, 60)),
-        (100, KINDS, 3),
+        *((number, TAKING_TURNS, 3) for number in (12, 100)),
+        (100, TOGETHER, 3),
         *(
             pytest.param(100, kinds, after_s, marks=pytest.mark.long)
-            for kinds in (KINDS, *([kind] for kind in KINDS))
+            for kinds in (TOGETHER, *([kind] for kind in KINDS))
             for after_s in (3, 60)
-            if (kinds, after_s) != (KINDS, 3)
+            if (kinds, after_s) != (TOGETHER, 3)
         ),
     ],
 )

@@ -227,6 +227,22 @@ async def test_each_pod_of_a_gang_gets_a_node_of_its_own_with_its_victims() -> N
     assert {world.engine.place(each).node for each in pods} == {"n0", "n1", "n3"}
 
 
+async def test_pods_without_chips_end_for_a_gang_where_its_chips_are_free() -> None:
+    pods, plain = gang(3), [pod(f"plain-{number}", None, node=f"n{number}", priority=1) for number in range(2)]
+    world, preemption = world_of(3, holder("low", "n2", range(8)), *plain, *pods)
+    suggested = {f"n{number}": Suggestion((f"uid-plain-{number}",)) for number in range(2)}
+    suggested["n2"] = Suggestion(("uid-low",))
+    found = [await preemption.improve(each, suggested) for each in pods]
+    ended = {chosen.node: [victim.uid for victim in chosen.victims] for chosen in found if chosen is not None}
+    assert ended == {"n0": ["uid-plain-0"], "n1": ["uid-plain-1"], "n2": ["uid-low"]}
+    job = world.cluster.jobs.job_of(pods[0])
+    assert set(world.engine.gangs.awaiting_victims(job)) == {each.uid for each in pods}
+    for each in plain:
+        world.cluster.pod_deleted(each)
+    assert len(world.engine.gangs.awaiting_victims(job)) == 1
+    assert [await preemption.improve(each, suggested) for each in pods].count(None) == 2
+
+
 async def test_the_seats_of_a_gang_are_kept_while_its_victims_end() -> None:
     pods = gang(2)
     world, preemption = world_of(2, holder("low", "n0", range(8)), *pods)

@@ -96,6 +96,18 @@ async def test_the_priority_of_victims_without_chips_decides_between_nodes() -> 
     assert victims_of(await preemption.improve(pod("x", 8, priority=9), suggested)) == ["cheap", "b"]
 
 
+async def test_pods_without_chips_end_for_their_cpu_where_the_chips_are_free() -> None:
+    plain = pod("plain", None, node="n1", phase="Running", priority=1)
+    world, preemption = world_of(holder("a", range(4)), plain)
+    suggested = {"n1": Suggestion(("uid-plain",), 0)}
+    for _ in range(2):  # the same while it has not ended
+        assert victims_of(await preemption.improve(pod("x", 4, priority=9), suggested)) == ["plain"]
+    with pytest.raises(Refusal):
+        world.engine.place(pod("later", 4), ["n1"])  # the chips are kept for x
+    world.cluster.pod_deleted(plain)
+    assert await preemption.improve(pod("x", 4, priority=9), suggested) is None
+
+
 async def test_only_the_node_with_the_cheapest_victims_is_named() -> None:
     _, preemption = world_of(
         holder("a", range(8), 5, node="n1"),

@@ -1,6 +1,7 @@
 """Gangs whose pods exclude each other rest after a try in vain, with all gangs whose pods ask for the same."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 import pytest
@@ -13,6 +14,7 @@ from allocator.gangs.start_queue import IDLE_S
 from allocator.rules.job_products import SUB_HEALTH_STRATEGY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
@@ -60,6 +62,23 @@ def test_gangs_with_equal_pods_rest_after_a_try_in_vain_and_others_do_not() -> N
     assert is_resting(world, equal)
     assert not any(map(world.engine.may_fit, (*tried, *equal)))
     assert world.engine.place(other[0]).node
+
+
+def test_a_gang_of_equal_pods_rests_after_some_tries_whatever_is_still_offered() -> None:
+    """Their anti-affinity is about zones: each node is offered for each of them, and no three nodes at once."""
+    world, tried = world_of(6, **MESHES), gang("tried")
+    world.add(*tried)
+    job, gangs = world.cluster.jobs.job_of(tried[0]), world.engine.gangs
+    for number in range(4):
+        assert job not in gangs._attempts.resting, number
+        for each in tried:
+            with suppress(Refusal):
+                world.engine.place(each)
+        for each in tried[:2]:
+            world.engine.place(each)
+            world.ledger.advance(each.uid, Stage.HELD)
+        gangs.step_back(job, [tried[2].uid], f"{tried[2].name} was refused")
+    assert is_resting(world, tried)
 
 
 def test_gangs_rest_after_a_try_of_one_with_the_same_settings_only() -> None:

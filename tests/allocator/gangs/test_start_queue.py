@@ -132,7 +132,19 @@ def test_every_second_turn_is_that_of_a_new_gang_after_one_in_vain_that_of_the_n
     for _ in range(6):
         turns.append(next_of(world))
         end_turn(world)
-    assert turns == ["first", "second", "first", "fourth", "first", "third"]
+    assert turns == ["first", "fourth", "first", "third", "first", "second"]
+
+
+def test_a_gang_that_gets_the_chips_of_another_takes_no_turn_of_a_new_one() -> None:
+    world, turns = world_of(2), list[str]()
+    queue_of_four(world)
+    end_turn(world)
+    assert next_of(world) == "fourth"
+    world.engine.gangs.queue.lead(world.cluster.jobs.job_of(world.cluster.pods["uid-second-0"]))
+    for _ in range(3):
+        turns.append(next_of(world))
+        end_turn(world)
+    assert turns == ["second", "fourth", "first"]
 
 
 def test_while_gangs_start_the_oldest_is_next() -> None:
@@ -227,7 +239,7 @@ def test_what_a_waiting_pod_is_told_does_not_change_with_the_turns() -> None:
     world, told = world_of(2), set[str]()
     queue_of_four(world)
     for _ in range(3):
-        waiting = {"third", "fourth"} - {next_of(world)}
+        waiting = {"second", "third"} - {next_of(world)}
         told |= {refusal(world, world.cluster.pods[f"uid-{name}-0"]).message.replace(name, "X") for name in waiting}
         end_turn(world)
     assert len(told) == 1
