@@ -48,7 +48,7 @@ class _Eviction:
         tries: how often it had stepped back then.
         is_vain: whether it has stepped back since.
         vain: how often it has stepped back after others were evicted for it.
-        at_s: when that was.
+        at_s: when that was, or was found to be in vain.
     """
 
     job: int
@@ -188,7 +188,7 @@ class GangPreemption:
         return self._answer(plan, pod, request, job, suggested)
 
     def _note_others(self, plan: VictimPlan, pod: Pod, suggested: Mapping[str, Suggestion]) -> None:
-        """Note the pods without chips that a scheduler would end for a pod on the places that the pod may get."""
+        """Note a scheduler's victims without chips on the places open to a pod."""
         for place in plan.places:
             if place.uid in {"", pod.uid} and place.node in suggested:
                 holdings = self._cluster.nodes[place.node].holdings
@@ -207,7 +207,7 @@ class GangPreemption:
         if last is None or last.job != job.first_version:
             return
         if not last.is_vain and self._tries(job) > last.tries:
-            last.is_vain, last.vain = True, last.vain + 1
+            last.is_vain, last.vain, last.at_s = True, last.vain + 1, self._now_s
         if self._offered.held_uids(job) and self._victims.missing(job) <= 1:
             return  # its scheduler says that the last pod fits beside its peers
         wait_s = doubled_s(_VAIN_S, last.vain, _LONGEST_VAIN_S) if last.is_vain else 0.0

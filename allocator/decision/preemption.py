@@ -277,7 +277,7 @@ class Preemption:
         return VictimSet(own.node, victims, suggested[own.node].pdb_violations)
 
     def _needs_room(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> bool:
-        """Whether pods end on a node for their chips, or others that are there still for what a scheduler counts."""
+        """Whether pods have to end on a node: for chips, or, if they are still there, for CPU and the like."""
         others = self._without_chips(own.node, suggested, request)
         return bool(own.victims) or any(map(self._occupants.exists, others))
 

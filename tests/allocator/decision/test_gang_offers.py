@@ -151,6 +151,18 @@ async def test_a_gang_that_has_evicted_others_in_vain_waits_ever_longer() -> Non
     assert TURN_S < 60  # others have their turn meanwhile
 
 
+async def test_the_wait_after_an_eviction_in_vain_begins_when_the_chips_are_kept_no_longer() -> None:
+    world, preemption = world_of(2, *lows(2))
+    pods = await held_gang(world, preemption, 2)
+    job = world.cluster.jobs.job_of(pods[0])
+    world.engine.gangs.step_back(job, [], "a test says so")
+    world.now_s += 150  # as long as its chips are kept for victims with a long grace period
+    world.ledger.promises.drop(job.key.plan)
+    world.add(*lows(2))  # their controller has created them again
+    with pytest.raises(RetryError, match="it waits for 60 s"):
+        await improve(preemption, pods[0], "n0", "n1")
+
+
 async def tried(preemption: Preemption, each: Pod, *nodes: str) -> str | None:
     try:
         return await improve(preemption, each, *nodes)
