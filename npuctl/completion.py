@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from allocator.rules.job import find_job
 from ascend.chips import RESOURCE
+from ascend.daemon.exits import EXIT_FAILURE
 from ascend.kube.objects import NODES, PODS, KubeObject, Resource, T
 from npuctl.explain.target import belongs_to, is_known
+from npuctl.output import OutputFailed
 from npuctl.reading.files import STDIN
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
@@ -35,7 +37,12 @@ def end_in_time(otherwise: str) -> threading.Timer:
     """
 
     def end() -> None:
-        os.write(1, otherwise.encode())
+        try:
+            os.write(1, otherwise.encode())
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                os.write(2, f"npuctl: {OutputFailed.by(error)}\n".encode())
+            os._exit(EXIT_FAILURE)
         os._exit(0)
 
     timer = threading.Timer(LIMIT_S, end)

@@ -46,6 +46,11 @@ class Output(StrEnum):
 class OutputFailed(AscendError):
     """Standard output can't be written to, for example because the disk is full."""
 
+    @classmethod
+    def by(cls, error: OSError) -> "OutputFailed":
+        """By an error of the operating system."""
+        return cls(f"standard output can't be written to: {error.strerror}")
+
 
 def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
     """Print an answer on standard output, or the ``table`` that people see instead."""
@@ -200,7 +205,7 @@ def written_out() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             sys.exit(EXIT_FAILURE)
-        raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
+        raise OutputFailed.by(error) from error
 
 
 def full_width(console: Console, options: ConsoleOptions, table: Table) -> int:

@@ -4,10 +4,13 @@ import asyncio
 import gc
 import os
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ascend.errors import InvalidValue
+from ascend.jobs.table import TABLE
 from tests import parallel
 from tests.cluster import requirements
 from tests.deploy import image
@@ -27,6 +30,15 @@ def no_stray_event_loop() -> Iterator[None]:
     asyncio.set_event_loop(None)
     yield
     asyncio.set_event_loop(None)
+
+
+@pytest.fixture(autouse=True)
+def no_described_kinds_of_other_tests() -> Iterator[None]:
+    """The verbs of npuctl in a test leave the kinds of jobs of their settings to the process, which ends with them."""
+    yield
+    if TABLE.described:
+        with suppress(InvalidValue):  # a program of several tests has them
+            TABLE.describe(())
 
 
 @pytest.hookimpl(wrapper=True)

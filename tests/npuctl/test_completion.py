@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -198,3 +199,21 @@ async def run(program: str, *arguments: str, **environment: str) -> tuple[int | 
     )
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "closed"])
+def test_a_completion_whose_time_is_over_ends_although_it_can_not_be_printed(*, is_full: bool) -> None:
+    code = (
+        "import threading, npuctl.completion as completion\n"
+        "completion.LIMIT_S = 0.01\n"
+        "completion.end_in_time(completion.NO_CANDIDATES)\n"
+        "threading.Event().wait()"
+    )
+    command = [sys.executable, "-c", code]
+    read, write = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("w") as full, os.fdopen(write, "w") as closed:
+        out = full if is_full else closed
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    sentence = "npuctl: standard output can't be written to: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, sentence if is_full else "")
