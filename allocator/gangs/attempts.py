@@ -405,6 +405,7 @@ class Attempts:
             self._rest(job, wait)
         elif rests or (wait is not None and wait.tries >= min(job.size, _ORDERS)):
             self.resting.begin(job)
+            self._ledger.promises.drop(job.key.plan)  # also the chips of victims, which it has tried
         wait = self.queue.fail(job)
         wait.nodes, wait.why = frozenset(seat.node for seat in seats), why
 

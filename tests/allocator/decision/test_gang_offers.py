@@ -151,6 +151,20 @@ async def test_a_gang_that_has_evicted_others_in_vain_waits_ever_longer() -> Non
     assert TURN_S < 60  # others have their turn meanwhile
 
 
+async def test_the_chips_of_victims_in_vain_are_free_for_others_once_the_gang_rests() -> None:
+    world, preemption = world_of(2, *lows(2))
+    pods = await held_gang(world, preemption, 2)
+    job, gangs = world.cluster.jobs.job_of(pods[0]), world.engine.gangs
+    for number in range(3):
+        assert world.ledger.promises.get(job.key.plan) is not None, number
+        assert job not in gangs._attempts.resting, number
+        gangs.step_back(job, [pods[1].uid], "a test says so")
+    assert job in gangs._attempts.resting
+    assert world.ledger.promises.get(job.key.plan) is None
+    world.add(other := pod("other", 8))
+    assert world.engine.place(other).node
+
+
 async def test_the_wait_after_an_eviction_in_vain_begins_when_the_chips_are_kept_no_longer() -> None:
     world, preemption = world_of(2, *lows(2))
     pods = await held_gang(world, preemption, 2)
