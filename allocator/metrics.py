@@ -47,8 +47,8 @@ class AllocatorMetrics(Collector):
         counter = partial(Counter, registry=self.registry)
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
-            "Duration of calls from schedulers, by kind of call",
-            ["kind"],
+            "Duration of calls from schedulers, by the server that they come to and kind of call",
+            ["server", "kind"],
             registry=self.registry,
             buckets=BUCKETS_S,
         )

@@ -56,13 +56,18 @@ class Journal:
         self._left_out: Counter[str] = Counter()
 
     @contextmanager
-    def measure(self, kind: str) -> Iterator[None]:
-        """Measure the duration of one call of a scheduler."""
+    def measure(self, server: str, kind: str) -> Iterator[None]:
+        """Measure the duration of one call of a scheduler.
+
+        Args:
+            server: the server that was called.
+            kind: the kind of call.
+        """
         started_s = self._monotonic()
         try:
             yield
         finally:
-            self._duration_s(kind).observe(self._monotonic() - started_s)
+            self._duration_s(server, kind).observe(self._monotonic() - started_s)
 
     def bind_ended(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
         """An attempt to bind a pod has ended."""

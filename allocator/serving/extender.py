@@ -131,7 +131,7 @@ class Extender:
             named, names = read_args(body)
             await turn.share()  # thousands of names take milliseconds, here and for a plan
             self._require_open()
-            with self._journal.measure("filter"):
+            with self._journal.measure("extender", "filter"):
                 pod = await self._pods.find(named.ref, version=named.version)
                 if pod is None or not self._engine.handles(pod):
                     # It requests the resource with 0, or managedResources is not configured.
@@ -191,7 +191,7 @@ class Extender:
             if pod is None or not pod.requests_chips or pod.spec.node_name:  # one that is resized has its chips
                 return _answer(PreemptionResult(args.victims))
             self._pods.require_served(pod)
-            with self._journal.measure("preempt"):
+            with self._journal.measure("extender", "preempt"):
                 suggested: dict[str, Suggestion] = {}
                 for node, raw in args.victims.items():
                     await turn.share()  # thousands of victims may take milliseconds to decode
@@ -225,7 +225,7 @@ class Extender:
 
     async def _bind(self, request: web.Request) -> web.Response:
         namespace = None
-        with self._journal.measure("bind"):
+        with self._journal.measure("extender", "bind"):
             try:
                 self._require_open()
                 args = decode(await read_body(request, BINDING_BYTES), BindingArgs)

@@ -95,7 +95,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The nodes on which the pod fits now."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
-        with self._journal.measure("filter"):
+        with self._journal.measure("grpc", "filter"):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:
@@ -110,7 +110,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The nodes on which the pod fits, best first."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
-        with self._journal.measure("score"):
+        with self._journal.measure("grpc", "score"):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:
@@ -125,7 +125,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Choose node and chips, reserve them, and bind the pod if requested."""
         pod = await self._pod(request.pod, context)
-        with self._journal.measure("allocate"):
+        with self._journal.measure("grpc", "allocate"):
             candidates = list(request.nodes) or None
             await self._engine.prepare(pod, candidates)
             try:
@@ -172,7 +172,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         if request.limit < 0:
             await abort(context, InvalidValue(f"limit is {request.limit}; it can't be negative"))
         nodes = list(request.nodes) or list(self._cluster.nodes)
-        with self._journal.measure("preempt"):
+        with self._journal.measure("grpc", "preempt"):
             try:
                 found = await self._preemption.victim_sets(pod, nodes, request.limit or _DEFAULT_LIMIT)
             except Refusal as refusal:
@@ -185,7 +185,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context, of_any_scheduler=True)
         candidates = list(request.nodes) or None
         ignored = self._engine.without_effect(pod)
-        with self._journal.measure("explain"):
+        with self._journal.measure("grpc", "explain"):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:

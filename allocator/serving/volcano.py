@@ -129,11 +129,11 @@ class VolcanoExtender:
             "onSessionClose": self.session_closed,
         }
         for verb, answer in verbs.items():
-            app.router.add_post(f"{PREFIX}{verb}", self._handler(answer))
+            app.router.add_post(f"{PREFIX}{verb}", self._handler(verb, answer))
 
-    def _handler(self, answer: Callable[[Body], Any]) -> Callable[[web.Request], Any]:
+    def _handler(self, verb: str, answer: Callable[[Body], Any]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
-            with self._journal.measure("volcano"):
+            with self._journal.measure("volcano", verb):
                 found = answer(await _read(request))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 

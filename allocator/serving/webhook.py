@@ -182,7 +182,7 @@ class Webhook:
         if isinstance(read := await _read(request, BINDING_BYTES, _binding_of), web.Response):
             return read
         review, (binding, ref) = read
-        with self._journal.measure("webhook"):
+        with self._journal.measure("webhook", "bind"):
             closed = self._closed()
             if closed is not None:
                 return _refused(review, closed, _UNAVAILABLE)
@@ -248,7 +248,7 @@ class Webhook:
             stored = "a PodExplanation is not stored; ask by a dry run (dryRun=All, kubectl create --dry-run=server)"
             return _refused(review, InvalidValue(stored))
         ref = PodRef(review.namespace, (asked.metadata or _Metadata()).name, asked.spec.uid)
-        with self._journal.measure("explain"):
+        with self._journal.measure("webhook", "explain"):
             try:
                 explained = await self._explanations.answer(ref, review.user_info)
             except AscendError as error:

@@ -158,8 +158,8 @@ CLUSTER: Final = Board(
         "Allocator": (
             Panel(
                 "Calls of schedulers",
-                {"{{kind}}": rate("ascend_allocator_decision_duration_seconds_count", "kind")},
-                "By kind of call.",
+                {"{{server}} {{kind}}": rate("ascend_allocator_decision_duration_seconds_count", "server, kind")},
+                "By the server that is called, and kind of call.",
                 unit="reqps",
             ),
             Panel(
@@ -170,7 +170,7 @@ CLUSTER: Final = Board(
             ),
             Panel(
                 "Duration of calls, 99 of 100",
-                {"{{kind}}": quantile(0.99, "ascend_allocator_decision_duration_seconds", "kind")},
+                {"{{server}} {{kind}}": quantile(0.99, "ascend_allocator_decision_duration_seconds", "server", "kind")},
                 "A Binding includes the API server's answer.",
                 unit="s",
             ),

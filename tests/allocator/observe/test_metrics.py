@@ -19,7 +19,7 @@ async def test_decisions_are_counted_by_outcome(tmp_path: Path) -> None:
             'ascend_allocator_decisions_total{outcome="bound",reason=""} 1.0',
             'ascend_allocator_decisions_total{outcome="repeated",reason=""} 1.0',
             'ascend_allocator_decisions_total{outcome="refused",reason="NotEnoughChips"} 1.0',
-            'ascend_allocator_decision_duration_seconds_count{kind="bind"} 2.0',
+            'ascend_allocator_decision_duration_seconds_count{kind="bind",server="extender"} 2.0',
             'ascend_allocator_reservations{state="reserved"} 0.0',
             "ascend_allocator_expired_reservations_total 0.0",
             "ascend_allocator_snapshot_age_seconds ",
