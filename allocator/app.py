@@ -465,7 +465,7 @@ class AllocatorApp:
             await asyncio.sleep(HOUSEKEEPING_S)
             turn = Turn()
             for promise in self.ledger.promises.expire():
-                log.warning("chips are no longer kept", promised_to=promise.what, nodes=sorted(promise.chips))
+                log.warning("chips are no longer kept", promised_to=promise.what, kept_on=sorted(promise.chips))
             expired = await turn.share_between(self.ledger.expire_plans())
             for reservation in [*expired, *self.ledger.expire_reserved()]:
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)

@@ -267,7 +267,7 @@ class ProcessWatch:
             f"{'it was given to another pod' if is_held else 'no pod was given it'}: a container may have named the "
             "chip in its environment, or mounted its device"
         )
-        log.warning("processes use a chip that they were not given", chip=chip_name(phy_id), processes=found, of=of)
+        log.warning("processes use a chip that they were not given", chip=chip_name(phy_id), processes=found, owners=of)
         self._announce(FOREIGN, sentence, True)  # noqa: FBT003 - a callback's plain word
 
     def _owner_name(self, owner: Owner) -> str:

@@ -155,7 +155,7 @@ class Actions:
                 "not all that is to be remembered of faults fits: the next leader knows only counts of these jobs",
                 config_map=self._stored_in,
                 jobs=packing.shortened[:_NAMED],
-                number=len(packing.shortened),
+                job_count=len(packing.shortened),
             )
         self._shortened = len(packing.shortened)
         self._tell_shortened(self._shortened)

@@ -118,7 +118,7 @@ class Reflector(Generic[T]):
                     await self._list_for_all()
                 progressed = await self._watch(self._version)
             except Expired:
-                log.info("listing again", extra={"resource": self._resource.plural, "cause": "history expired"})
+                log.info("listing again", extra={"resource": self._resource.plural, "error": "history expired"})
                 self._version = None
                 progressed = False
             except (ApiError, Unreachable) as error:

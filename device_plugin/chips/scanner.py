@@ -215,7 +215,7 @@ class Scanner:
     def _take(self, server: Inventory) -> None:
         """Follow a discovery; a chip that is no longer listed is no longer read, so its state ages."""
         if server != self._server:
-            log.info("discovered", product=server.chip_type, chips=len(server.chips), driver=server.driver_version)
+            log.info("discovered", product=server.chip_type, chip_count=len(server.chips), driver=server.driver_version)
             self._server = server
         self._plan_discovery(server)
         found = {chip.phy_id: chip for chip in server.chips}

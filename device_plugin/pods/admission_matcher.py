@@ -103,7 +103,7 @@ class AdmissionMatcher:
                 candidate, is_guess = await self._finder.find(count, PREFER_LIST_AFTER_S)
                 ids, unoffered = await self._preference(candidate, available, must_include)
         except (AscendError, TimeoutError) as error:
-            log.info("no preferred allocation", count=count, error=str(error) or "no pod in time")
+            log.info("no preferred allocation", requested=count, error=str(error) or "no pod in time")
             return []
         self._unoffered.note(unoffered)
         if ids is None:

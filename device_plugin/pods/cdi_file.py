@@ -78,7 +78,7 @@ class ContainerInjector:
         content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root, parts))) + b"\n"
         if content != before:
             self._write(content)
-            log.info("wrote the CDI file", path=str(self._cdi_file), chips=len(ids), vnpus=len(parts))
+            log.info("wrote the CDI file", path=str(self._cdi_file), chip_count=len(ids), vnpu_count=len(parts))
 
     def inject(self, chips: tuple[int, ...], device_type: DeviceType = WHOLE_CHIPS) -> ContainerEdits:
         """Return the edits for a container with these chips, or vNPUs.

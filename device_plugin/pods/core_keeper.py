@@ -165,7 +165,7 @@ class CoreKeeper:
             error = refused.message
         wait_s = self._retries.fail(key)
         name = chip_name(vnpu.phy_id)
-        log.warning("a vNPU is left", chip=name, vnpu=vnpu.vdev_id, error=error, retry_s=round(wait_s, 2))
+        log.warning("a vNPU is left", chip=name, vdev_id=vnpu.vdev_id, error=error, retry_s=round(wait_s, 2))
         return False
 
     async def _give_back(self, vnpu: VirtualNpu, within_s: float) -> bool:

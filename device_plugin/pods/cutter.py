@@ -63,11 +63,11 @@ class Cutter:
         """
 
         def late(vnpu: VirtualNpu) -> None:
-            log.warning("a vNPU was created too late", chip=chip_name(chip), vnpu=vnpu.vdev_id, template=template)
+            log.warning("a vNPU was created too late", chip=chip_name(chip), vdev_id=vnpu.vdev_id, template=template)
             self.on_late(vnpu)
 
         vnpu = await self._call(chip, lambda facts: self._driver.create_vnpu(facts, template), within_s, late)
-        log.info("created a vNPU", chip=chip_name(chip), vnpu=vnpu.vdev_id, template=template)
+        log.info("created a vNPU", chip=chip_name(chip), vdev_id=vnpu.vdev_id, template=template)
         return vnpu
 
     async def destroy(self, vnpu: VirtualNpu, within_s: float) -> Outcome:
@@ -88,7 +88,7 @@ class Cutter:
             return "destroyed"
 
         outcome = await self._call(vnpu.phy_id, work, within_s)
-        log.info("gave back a vNPU", chip=chip_name(vnpu.phy_id), vnpu=vnpu.vdev_id, outcome=outcome)
+        log.info("gave back a vNPU", chip=chip_name(vnpu.phy_id), vdev_id=vnpu.vdev_id, outcome=outcome)
         return outcome
 
     async def _call(

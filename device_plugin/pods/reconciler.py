@@ -357,7 +357,7 @@ class Reconciler:
                 self._take_away(other, pod)
 
     def _take_away(self, other: Allocation, pod: NodePod) -> None:
-        log.warning("an allocation belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
+        log.warning("an allocation belongs to another pod", pod=other.pod, pod_uid=other.uid, owner=pod.key)
         self._allocations.take_away(other.uid)
 
     def _enter(self, pod: NodePod, truth: Allocation, *, mistaken: bool) -> None:
@@ -374,7 +374,7 @@ class Reconciler:
             if other.overlaps(truth):
                 self._take_away(other, pod)  # it was only believed
         self._allocations.add(truth)
-        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, given=truth.name)
+        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=truth.name)
         grant = pod.grant
         swapped = mistaken and (grant is None or (grant.chip_set, pod.template) != (truth.chip_set, truth.template))
         if swapped or not truth.matches_kubelet:
@@ -388,7 +388,7 @@ class Reconciler:
                 "not be asked which of several pods it admitted",
             )
         elif pod.problem is not None or (grant is None and not pod.claimed):
-            log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
+            log.warning("a pod holds devices without a usable annotation", pod=pod.key, error=pod.problem)
         if truth.name and not has_claim(pod, truth):
             self._claim(truth)
 

@@ -193,7 +193,7 @@ class NodeWriter:
 
     def _lose(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("the Node lacks what was written", problem=problem)
+            log.warning("the Node lacks what was written", error=problem)
         self.problem = problem
         self.forget()
         self.annotations.set({})

@@ -45,7 +45,7 @@ def watch_folder(folder: Path) -> Iterator[FolderWatch]:
         try:
             descriptor = _watch(folder)
         except OSError as error:
-            log.info("looking at the files of a folder all the time", folder=str(folder), cause=error.strerror)
+            log.info("looking at the files of a folder all the time", folder=str(folder), error=error.strerror)
             yield FolderWatch(is_complete=False)
             return
         stack.callback(os.close, descriptor)

@@ -151,7 +151,7 @@ class Registration:
                 continue
             wait_s = backoff.next_s()
             self._problem = cause
-            log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
+            log.warning("registering again", error=cause, retry_s=round(wait_s, 2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     while identity(self._kubelet_socket) == kubelet:  # noqa: ASYNC110 - files send no notification

@@ -156,7 +156,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                 request.available_deviceIDs, request.must_include_deviceIDs, request.allocation_size
             )
         except Exception:
-            log.exception("the preferred allocation failed", count=request.allocation_size)
+            log.exception("the preferred allocation failed", requested=request.allocation_size)
             self._metrics.preferred_allocations.labels(result="failed").inc()
             return []
         self._metrics.preferred_allocations.labels(result="answered" if ids else "empty").inc()
@@ -188,7 +188,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             self._metrics.allocations.labels(result=refusal.reason).inc()
             log.warning(
                 "refused",
-                devices=[len(asked.devices_ids) for asked in request.container_requests],
+                requested=[len(asked.devices_ids) for asked in request.container_requests],
                 reason=refusal.reason,
                 error=sentence,
             )

@@ -169,7 +169,7 @@ class UnknownPlugin:
     def _say(self, where: str) -> None:
         resource = self._device_type.resource
         self.problem = f"another device plugin has registered {resource} on this node ({where}): remove one of the two"
-        log.warning("another plugin has registered the same resource", where=where)
+        log.warning("another plugin has registered the same resource", socket=where)
         self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning
 
     def _has_another(self, found: Registrations) -> bool:

@@ -30,6 +30,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
+from docs.generate.log_fields import LOG_FIELDS
 from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.node import DoctorSettings, node_checks
 from npuctl.offline_allocator import OfflineAllocator
@@ -122,6 +123,13 @@ def allocator_registry() -> CollectorRegistry:
     registry = AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
     registry.register(ClusterGauges(empty.engine))
     return registry
+
+
+def log_fields_table() -> Iterator[str]:
+    """Yield the lines of the table of the fields of log lines."""
+    yield "| field | meaning |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {meaning} |" for name, meaning in sorted(LOG_FIELDS.items()))
 
 
 def telemetry_table() -> Iterator[str]:
