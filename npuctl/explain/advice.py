@@ -1,5 +1,6 @@
 """The sentences about a pod beside the verdicts of nodes: blocks of its job, and advice for its author."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ from allocator.rules.request import ChipRequest
 from allocator.settings import Settings
 from allocator.state.job import Job
 from allocator.state.reservation import InBlock
+from allocator.state.view import Without
 from allocator.superpods.choice import describe, describe_room
 from allocator.superpods.demand import Demand
 from ascend.annotations import INDEPENDENT, read_block
@@ -20,6 +22,7 @@ from ascend.reasons import Reason
 from npuctl.explain.answer import Explanation
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
+from npuctl.reading.source import rfc3339
 
 
 def describe_blocks(
@@ -90,6 +93,29 @@ def advice_of_peers(
     names = some(sorted(before.values()))
     it = "it comes" if len(before) == 1 else "they come"
     return f"wait for the end of {names}: {it} first, unless the allocator's setting vnpus_per_job allows more"
+
+
+def advice_of_ends(pod: Pod, allocator: OfflineAllocator, now_ns: int, *, is_first: bool) -> str:
+    """When a pod fits at the latest, by the time limits of pods that hold chips; empty if they do not tell.
+
+    Args:
+        pod: the pod.
+        allocator: the cluster as it is then, without this pod's turn; pods are deleted in it.
+        now_ns: the time, Unix nanoseconds.
+        is_first: whether no pod waits before this one.
+    """
+    cluster, now_s = allocator.cluster, now_ns / 1e9
+    uids = [uid for record in cluster.nodes.values() for uid in record.holdings]
+    holders = [holder for uid in uids if (holder := cluster.pods.get(uid)) is not None]
+    ends = [(end_s, holder) for holder in holders if math.isfinite(end_s := cluster.jobs.end_of(holder, now_s))]
+    own = Without.of(pod, owners=(allocator.job_of(pod).key.plan,))
+    for number, (end_s, holder) in enumerate(sorted(ends, key=lambda end: (end[0], end[1].uid)), start=1):
+        cluster.pod_deleted(holder)
+        if allocator.has_room(pod, own):
+            when, limited = rfc3339(int(max(end_s, now_s) * 1e9)), count(number, "pod has", "pods have")
+            unless = "" if is_first else ", unless those before it take the chips"
+            return f"wait: it fits by {when} at the latest{unless}: {limited} reached activeDeadlineSeconds then"
+    return ""
 
 
 def _kept(pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:

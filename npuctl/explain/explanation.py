@@ -1,10 +1,11 @@
 """Why a pod waits, by node, from the code that decides; and what would help."""
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -22,7 +23,7 @@ from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from npuctl.chips import chip_faults
 from npuctl.evaluation import Evaluation, PodVerdict
-from npuctl.explain.advice import advice_of_peers, advice_of_several, advice_or_kept, describe_blocks
+from npuctl.explain.advice import advice_of_ends, advice_of_peers, advice_of_several, advice_or_kept, describe_blocks
 from npuctl.explain.answer import Ahead, BrokenChip, Explanation
 from npuctl.explain.remedies import Remedy, find_remedies
 from npuctl.offline_allocator import OfflineAllocator
@@ -59,6 +60,22 @@ async def explain(
     )
 
 
+class _Found(NamedTuple):
+    """The findings for a waiting pod and its equal peers.
+
+    Attributes:
+        remedies: what would help.
+        examined: the number of nodes tried.
+        fits_alone: the number of nodes that fit but for the queue.
+        ends: when it fits at the latest, a sentence; empty if that is not known.
+    """
+
+    remedies: tuple[Remedy, ...]
+    examined: int
+    fits_alone: int
+    ends: str
+
+
 class _Judging:
     """Judges pods in the order of the queue; explains the requested pods when their turn comes."""
 
@@ -69,7 +86,7 @@ class _Judging:
         self._evaluation = Evaluation(objects, settings, now_ns)
         self._allocator = self._evaluation.allocator
         self._ahead: dict[JobKey, Ahead] = {}
-        self._searched: dict[object, tuple[tuple[Remedy, ...], int, int]] = {}
+        self._searched: dict[object, _Found] = {}
         self.waited: set[str] = set()
         """The uids of the pods that wait, of those that were asked for."""
 
@@ -206,29 +223,42 @@ class _Judging:
             request = allocator.engine.request_of(pod)
         if refusal.reason.category is Category.REQUEST:
             waiting = structs.replace(waiting, holdups=())  # its scheduler repeats what is said here
-        invalid = ""
+        invalid = ends = ""
         if request is not None:
             # The pods of a gang that request the same are told the same.
             alike = self._unit_of(pod), request, pod.spec.node_requirements
             if alike not in self._searched:
                 self._searched[alike] = self._search(waiting, pod, request)
-            found, examined, fits_alone = self._searched[alike]
-            waiting = structs.replace(waiting, remedies=found, examined=examined, fits_alone=fits_alone)
-            if not found:
+            found = self._searched[alike]
+            waiting = structs.replace(
+                waiting, remedies=found.remedies, examined=found.examined, fits_alone=found.fits_alone
+            )
+            ends = found.ends
+            if not found.remedies:
                 invalid = advice_of_several(pod, request, allocator)
         else:
             invalid = advice_of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
-        return structs.replace(waiting, advice=advice_or_kept(waiting, pod, allocator, invalid))
+        advice = advice_or_kept(waiting, pod, allocator, invalid)
+        return structs.replace(waiting, advice=(*advice, ends) if ends else advice)
 
-    def _search(self, waiting: Explanation, pod: Pod, request: ChipRequest) -> tuple[tuple[Remedy, ...], int, int]:
-        """The remedies, the number of nodes tried, and the number of nodes that fit but for the queue."""
+    def _ends(self, pod: Pod) -> str:
+        objects, now_s = self._evaluation.objects, self._now_ns / 1e9
+        jobs, own = self._allocator.cluster.jobs, self._allocator.job_of(pod).key
+        if not any(peer.spec.node_name and math.isfinite(jobs.end_of(peer, now_s)) for peer in objects.pods):
+            return ""
+        after = OfflineAllocator(objects, self._settings, self._now_ns)
+        is_first = all(ahead.placed == ahead.pods for job, ahead in self._ahead.items() if job != own)
+        return advice_of_ends(pod, after, self._now_ns, is_first=is_first)
+
+    def _search(self, waiting: Explanation, pod: Pod, request: ChipRequest) -> "_Found":
         refused = waiting.nodes
         likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
         examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
         peers, objects = frozenset(self._allocator.job_of(pod).pods), self._evaluation.objects
         tried = {node: refused[node] for node in examined}
         found = tuple(find_remedies(objects, self._settings, self._now_ns, request, tried, peers=peers))
-        return found, len(examined), self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
+        fits_alone = self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
+        return _Found(found, len(examined), fits_alone, self._ends(pod))
 
     def _fits_alone(self, pod: Pod) -> int:
         """The number of nodes for a pod, or for a pod of its gang, without the queue ahead."""

@@ -116,6 +116,38 @@ def test_pods_whose_end_would_make_room_are_named(tmp_path: Path) -> None:
     assert helps(answer) == [("end", "n1", ("default/left",)), ("end", "n1", ("default/right",))]
 
 
+def limited(name: str, on: str, started: str, limit_s: int, *chips: int) -> Json:
+    made = pod(name, len(chips), node=on, chips=chips)
+    made["spec"]["activeDeadlineSeconds"] = limit_s
+    made["status"] |= {"phase": "Running", "startTime": started}
+    return made
+
+
+def waits_until(answer: dict[str, Any]) -> list[str]:
+    return [sentence for sentence in answer["advice"] if sentence.startswith("wait: ")]
+
+
+def test_time_limits_of_pods_say_when_a_pod_fits_at_the_latest(tmp_path: Path) -> None:
+    runs = [
+        limited("early", "n1", "2025-12-31T23:00:00Z", 2 * 3600, 0, 1),
+        limited("late", "n1", "2025-12-31T23:00:00Z", 5 * 3600, 4),
+        limited("later", "n2", "2025-12-31T23:00:00Z", 9 * 3600, 0),
+    ]
+    cluster = [node("n1"), node("n2"), pod("stays", 1, node="n2", chips=(4,)), *runs]
+    (sentence,) = waits_until(explain(tmp_path, *cluster, pod("train", 8)))
+    assert "fits by 2026-01-01T04:00:00Z at the latest: 2 pods have reached activeDeadlineSeconds then" in sentence
+    assert sentence in people(tmp_path, *cluster, pod("train", 8)).replace("\n", " ")
+    gang = [pod_group("both", 2), member("train", "both", 8), member("train-1", "both", 8)]
+    assert waits_until(explain(tmp_path, *cluster, *gang)) == []  # a pod without a limit has to end as well
+    (sentence,) = waits_until(explain(tmp_path, *cluster[:2], *runs, *gang))
+    assert "fits by 2026-01-01T08:00:00Z at the latest: 3 pods have" in sentence
+    older = pod("older", 8, creationTimestamp="2025-12-31T00:00:00Z")
+    (sentence,) = waits_until(explain(tmp_path, *cluster, older, pod("train", 8)))
+    assert "at the latest, unless those before it take the chips: " in sentence
+    unlimited = [node("n1"), pod("stays", 1, node="n1", chips=(4,))]
+    assert waits_until(explain(tmp_path, *unlimited, pod("train", 8))) == []
+
+
 def test_a_chip_whose_recovery_would_make_room_is_named(tmp_path: Path) -> None:
     right = pod("right", 4, node="n1", chips=range(4, 8))
     answer = explain(tmp_path, node("n1", chips=7), report("n1", unhealthy=0b10), right, pod("train", 4))
