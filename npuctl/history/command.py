@@ -112,7 +112,8 @@ def history_of(reader: HistoryReader, job: str, since_s: int, now_s: int) -> His
     Raises:
         HistoryUnreadable: it can't be read.
     """
-    spans = [*map(_span, reader.of_job(job, since_s)), *_gaps(reader, since_s, now_s)]
+    with reader.decoding():
+        spans = [*map(_span, reader.of_job(job, since_s)), *_gaps(reader, since_s, now_s)]
     spans.sort(key=lambda span: span.began)
     return HistoryAnswer(rfc3339(now_s * 10**9), rfc3339(since_s * 10**9), job, tuple(spans))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from ascend.errors import AscendError
+from ascend.errors import UNREADABLE, AscendError
 from npuctl.history.intervals import Interval, IntervalKind, Key, KeyState
 from npuctl.history.store import GAP_S, is_history
 
@@ -38,6 +38,18 @@ class HistoryReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Decode entries within the block.
+
+        Raises:
+            HistoryUnreadable: one of them was written by something else.
+        """
+        try:
+            yield
+        except UNREADABLE as error:
+            raise HistoryUnreadable(f"history {self._path} has an entry that can't be read: {error}") from error
 
     def recordings(self) -> list[Recording]:
         """When changes were recorded, with the gaps between; none if never."""

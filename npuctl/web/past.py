@@ -48,14 +48,15 @@ class PastCluster:
         Raises:
             HistoryUnreadable: it can't be read.
         """
-        is_recorded = any(began <= time_s <= seen for began, seen in reader.recordings())
-        intervals = reader.at(time_s) if is_recorded else []
-        nodes: dict[str, list[Interval]] = {}
-        for interval in intervals:
-            nodes.setdefault(interval.key.node, []).append(interval)
-        waits = [_row(wait, time_s) for wait in nodes.pop("", [])]
-        waits.sort(key=lambda row: (row["position"], row["job"]))
-        tiles = {node: tile for node, some in nodes.items() if (tile := _tile(some)) is not None}
+        with reader.decoding():
+            is_recorded = any(began <= time_s <= seen for began, seen in reader.recordings())
+            intervals = reader.at(time_s) if is_recorded else []
+            nodes: dict[str, list[Interval]] = {}
+            for interval in intervals:
+                nodes.setdefault(interval.key.node, []).append(interval)
+            waits = [_row(wait, time_s) for wait in nodes.pop("", [])]
+            waits.sort(key=lambda row: (row["position"], row["job"]))
+            tiles = {node: tile for node, some in nodes.items() if (tile := _tile(some)) is not None}
         return cls(time_s, tiles, waits, nodes, is_recorded, reader)
 
     def __str__(self) -> str:

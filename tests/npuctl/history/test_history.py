@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from typer.testing import CliRunner
 from npuctl.cli import app
 from npuctl.history import command
 from npuctl.history.intervals import WAITING, IntervalKind, Key, KeyState, WaitDetail, WaitReason
+from npuctl.history.reader import HistoryReader, HistoryUnreadable
 from npuctl.history.store import HistoryStore
+from npuctl.web.past import PastCluster
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import TOKENS, write_kubeconfig
 from tests.npuctl.manifests import node, pod, report
@@ -124,6 +128,17 @@ def test_of_what_is_recorded_no_longer_it_is_known_how_long_it_lasted_at_least(
 def test_what_can_not_be_answered_says_why(arguments: tuple[str, ...], said: str, history: str) -> None:
     done = asked(history, *arguments)
     assert (done.exit_code, done.stderr) == (2, f"npuctl: {said}\n")
+
+
+@pytest.mark.parametrize(("column", "value"), [("state", "nonsense"), ("detail", "[1, 2]"), ("kind", "dreams")])
+def test_an_entry_that_others_have_changed_is_one_line_and_no_traceback(column: str, value: str, history: str) -> None:
+    with closing(sqlite3.connect(history)) as database, database:
+        database.execute(f"UPDATE intervals SET {column} = ? WHERE kind = 'waits'", [value])
+    done = asked(history, "team/train", "--since", "2h")
+    assert isinstance(done.exception, HistoryUnreadable), done.exception
+    assert str(done.exception).startswith(f"history {history} has an entry that can't be read: ")
+    with pytest.raises(HistoryUnreadable):
+        PastCluster.read(HistoryReader(Path(history)), NOW - 3_580)
 
 
 def test_a_pod_is_found_by_its_name(history: str) -> None:
