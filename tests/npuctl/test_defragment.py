@@ -115,10 +115,16 @@ def test_pods_that_can_not_move_stay_and_it_is_said_why(tmp_path: Path) -> None:
 
 
 def test_chips_that_are_kept_for_a_job_that_waits_count_as_free(tmp_path: Path) -> None:
-    waits = owned(pod("waits", 8, creationTimestamp="2025-12-31T00:00:00Z"))
-    pods = [runs("a", "n1", 0, 1), runs("b", "n2", 0, 1), runs("c", "n2", 4, 5, 6, 7)]
-    found = answer(tmp_path, [node("n1"), node("n2"), *pods, waits], "--servers", "1")
-    assert counts(found) == (0, 1, ["default/a"])
+    waits = [pod_group("waits", 2)]
+    for number in range(2):
+        waits.append(member(f"waits-{number}", "waits", 8, creationTimestamp="2025-12-31T00:00:00Z"))
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "NotEnoughChips"}
+        waits[-1]["status"] = {"phase": "Pending", "conditions": [said]}
+    pods = [runs("a", "n2", 0, 1), runs("b", "n3", 0, 1), runs("c", "n3", 4, 5, 6, 7)]
+    pods += [runs(f"full-{number}", f"n{number}", *range(8)) for number in range(4, 6)]
+    nodes = [node(f"n{number}") for number in range(1, 6)]  # so many that two of them may be kept
+    found = answer(tmp_path, [*nodes, *pods, *waits], "--servers", "1")
+    assert counts(found) == (1, 2, ["default/a"])
 
 
 def test_only_servers_of_the_product_count(tmp_path: Path) -> None:
