@@ -141,6 +141,7 @@ def test_time_limits_of_pods_say_when_a_pod_fits_at_the_latest(tmp_path: Path) -
     assert waits_until(explain(tmp_path, *cluster, *gang)) == []  # a pod without a limit has to end as well
     (sentence,) = waits_until(explain(tmp_path, *cluster[:2], *runs, *gang))
     assert "fits by 2026-01-01T08:00:00Z at the latest: 3 pods have" in sentence
+    assert waits_until(explain(tmp_path, *cluster[:2], *runs, *gang, name="train-1")) == [sentence]  # behind its peer
     older = pod("older", 8, creationTimestamp="2025-12-31T00:00:00Z")
     (sentence,) = waits_until(explain(tmp_path, *cluster, older, pod("train", 8)))
     assert "at the latest, unless those before it take the chips: " in sentence
